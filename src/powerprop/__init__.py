@@ -1,0 +1,1 @@
+"""Powerpropagation for PyTorch."""
