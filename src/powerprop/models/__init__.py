@@ -1,0 +1,28 @@
+"""The networks of the experiments. Every one takes a `generator`, so that a seed decides its weights."""
+
+from powerprop.models.alexnet import AlexNet, alexnet
+from powerprop.models.conv6 import Conv6, conv6
+from powerprop.models.heads import Heads
+from powerprop.models.init import initialise
+from powerprop.models.lenet import MLP, lenet_300_100, mlp
+from powerprop.models.resnet import ResNet, resnet18, resnet50
+from powerprop.models.resnet_cifar import CifarResNet, WideResNet, resnet20, wrn_22_2
+
+__all__ = [
+    "MLP",
+    "AlexNet",
+    "CifarResNet",
+    "Conv6",
+    "Heads",
+    "ResNet",
+    "WideResNet",
+    "alexnet",
+    "conv6",
+    "initialise",
+    "lenet_300_100",
+    "mlp",
+    "resnet18",
+    "resnet20",
+    "resnet50",
+    "wrn_22_2",
+]

@@ -1,0 +1,28 @@
+"""Output layers of networks that learn several tasks."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Heads(nn.Module):
+    """One output layer for each task, called `<name>.0`, `<name>.1`, ... in the state dict."""
+
+    def __init__(self, features: int, classes: int, tasks: int, bias: bool = True) -> None:
+        super().__init__()
+        for task in range(tasks):
+            self.add_module(str(task), nn.Linear(features, classes, bias=bias))
+
+    def forward(self, x: Tensor, task: int | None) -> Tensor:
+        if task is None or not 0 <= task < len(self._modules):
+            raise ValueError(f"task must be in 0..{len(self._modules) - 1} (an output layer for each), got {task}")
+        return self.get_submodule(str(task))(x)  # type: ignore[no-any-return]
+
+
+def answer(output: nn.Module, x: Tensor, task: int | None) -> Tensor:
+    """The logits of an ordinary output layer, or of the head of `task`."""
+    if isinstance(output, Heads):
+        return output(x, task)  # type: ignore[no-any-return]
+    if task is not None:
+        raise ValueError(f"this network has one output layer for all tasks, got task={task}")
+    return output(x)  # type: ignore[no-any-return]

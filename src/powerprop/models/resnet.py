@@ -1,0 +1,144 @@
+"""Residual networks for ImageNet: ResNet-18 and ResNet-50, with torchvision's state-dict keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from powerprop.models.init import build
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,
+    "group": lambda channels: nn.GroupNorm(min(32, channels), channels),
+}
+
+
+def conv3x3(c_in: int, c_out: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
+
+
+def conv1x1(c_in: int, c_out: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(c_in, c_out, 1, stride, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut (projected where the shape changes)."""
+
+    expansion = 1
+
+    def __init__(self, c_in: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv3x3(c_in, width, stride), norm(width)
+        self.conv2, self.bn2 = conv3x3(width, width), norm(width)
+        self.downsample = projection(c_in, width, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 (which carries the stride), 1x1 to four times the width, and a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, c_in: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv1x1(c_in, width), norm(width)
+        self.conv2, self.bn2 = conv3x3(width, width, stride), norm(width)
+        self.conv3, self.bn3 = conv1x1(width, 4 * width), norm(4 * width)
+        self.downsample = projection(c_in, 4 * width, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+def projection(c_in: int, c_out: int, stride: int, norm: Callable[[int], nn.Module]) -> nn.Sequential | None:
+    """The 1x1 shortcut of a block that changes the shape, None for one that does not."""
+    if stride == 1 and c_in == c_out:
+        return None
+    return nn.Sequential(conv1x1(c_in, c_out, stride), norm(c_out))
+
+
+class ResNet(nn.Module):
+    """7x7 stem, four stages of blocks, mean over the image, linear output (He et al., 2016)."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        classes: int,
+        norm: Callable[[int], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.bn1 = norm(64)
+        channels = 64
+        for i, depth in enumerate(depths):
+            width, blocks = 64 * 2**i, nn.Sequential()
+            for j in range(depth):
+                blocks.append(block(channels, width, 2 if i > 0 and j == 0 else 1, norm))
+                channels = width * block.expansion
+            self.add_module(f"layer{i + 1}", blocks)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.max_pool2d(x, 3, 2, padding=1)
+        for i in range(1, 5):
+            x = self.get_submodule(f"layer{i}")(x)
+        return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def resnet18(
+    classes: int = 1000,
+    *,
+    norm: str = "batch",
+    zero_init_last: bool = False,
+    init: str = "he_normal",
+    generator: torch.Generator | None = None,
+) -> ResNet:
+    """ResNet-18, 11,689,512 parameters for 1000 classes; arguments as for `resnet50`."""
+    return _resnet(BasicBlock, (2, 2, 2, 2), classes, norm, zero_init_last, init, generator)
+
+
+def resnet50(
+    classes: int = 1000,
+    *,
+    norm: str = "batch",
+    zero_init_last: bool = False,
+    init: str = "he_normal",
+    generator: torch.Generator | None = None,
+) -> ResNet:
+    """ResNet-50, 25,557,032 parameters for 1000 classes; loads torchvision's checkpoints.
+
+    Args:
+        norm: "batch" or "group" (32 groups; for batches too small for batch norm).
+        zero_init_last: start the output layer at zero, as is customary. A zero weight can never move under
+            Powerprop with α > 1 (the slope α|φ|^(α-1) vanishes), so the paper does it for α = 1 only.
+    """
+    return _resnet(Bottleneck, (3, 4, 6, 3), classes, norm, zero_init_last, init, generator)
+
+
+def _resnet(
+    block: type[BasicBlock] | type[Bottleneck],
+    depths: Sequence[int],
+    classes: int,
+    norm: str,
+    zero_init_last: bool,
+    init: str,
+    generator: torch.Generator | None,
+) -> ResNet:
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    model = build(lambda: ResNet(block, depths, classes, NORMS[norm]), init, generator)
+    if zero_init_last:
+        nn.init.zeros_(model.fc.weight)
+    return model
