@@ -1,0 +1,245 @@
+"""The training loop: what it computes, what it writes, and that it resumes bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from powerprop.train import (
+    CheckpointError,
+    MetricsLog,
+    NonFiniteError,
+    evaluate,
+    fit,
+    load_checkpoint,
+    read_metrics,
+    save_checkpoint,
+)
+
+
+class RandomBatches:
+    """Batches drawn with a generator from a fixed set; raises at step `stop_at`, as a kill would."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        maker = torch.Generator().manual_seed(1)
+        self.x = torch.randn(64, 5, generator=maker)
+        self.y = torch.randint(3, (64,), generator=maker)
+        self.generator = torch.Generator().manual_seed(2)
+        self.drawn, self.stop_at = 0, stop_at
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        self.drawn += 1
+        if self.drawn == self.stop_at:
+            raise KeyboardInterrupt
+        rows = torch.randint(64, (8,), generator=self.generator)
+        return self.x[rows], self.y[rows]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state(), "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+        self.drawn = state["drawn"]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.BatchNorm1d(7), nn.Linear(7, 3))
+
+
+def train(folder: Path, stop_at: int | None = None, make: Any = torch.optim.SGD, **options: Any) -> nn.Module:
+    model = net()
+    optimizer = make(model.parameters(), lr=0.1, **({"momentum": 0.9} if make is torch.optim.SGD else {}))
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        fit(
+            model,
+            optimizer,
+            RandomBatches(stop_at),
+            53,
+            checkpoint=folder / "checkpoint.pt",
+            checkpoint_every=10,
+            log=log,
+            log_every=7,
+            schedule=lambda step: 1 - step / 53,
+            evaluate=lambda model: {"accuracy": evaluate(model, RandomBatches().x, RandomBatches().y).accuracy},
+            eval_every=20,
+            **options,
+        )
+    return model
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("stop_at", [3, 10, 11, 29, 53])
+def test_a_stopped_run_ends_in_the_same_bits(tmp_path: Path, make: Any, stop_at: int) -> None:
+    whole = train(tmp_path / "whole", make=make)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "parts", stop_at, make=make)
+    resumed = train(tmp_path / "parts", make=make)
+    for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "parts/metrics.jsonl").read_bytes()
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    first = train(tmp_path)
+    again = train(tmp_path, stop_at=1)  # would raise at the first batch
+    assert torch.equal(first[0].weight, again[0].weight)
+
+
+def test_metrics_are_the_mean_loss_of_each_interval(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        losses.append(nn.functional.cross_entropy(logits, labels).item())
+        return nn.functional.cross_entropy(logits, labels)
+
+    train(tmp_path, loss=loss)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [7, 14, 20, 21, 28, 35, 40, 42, 49, 53]
+    assert rows[0]["loss"] == pytest.approx(sum(losses[:7]) / 7)
+    assert rows[-1]["loss"] == pytest.approx(sum(losses[49:53]) / 4)
+    assert [row["step"] for row in rows if "accuracy" in row] == [20, 40, 53]
+
+
+def test_the_schedule_is_a_factor_of_each_learning_rate() -> None:
+    model = nn.Linear(5, 3)
+    groups = [{"params": [model.weight], "lr": 0.5}, {"params": [model.bias], "lr": 2.0}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    fit(model, optimizer, RandomBatches(), 3, schedule=lambda step: 1 / (1 + step))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5 / 3, 2.0 / 3])
+
+
+def test_progress_sees_the_latest_values() -> None:
+    model, seen = net(), []
+    fit(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        RandomBatches(),
+        4,
+        log_every=2,
+        evaluate=lambda model: {"accuracy": 0.5},
+        progress=lambda step, values: seen.append((step, set(values))),
+    )
+    assert seen == [(2, {"loss"}), (4, {"loss", "accuracy"})]
+
+
+def test_nan_is_an_error_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    calls = 0
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        value = nn.functional.cross_entropy(logits, labels)
+        return value * torch.nan if calls == 15 else value
+
+    model, file = net(), tmp_path / "c.pt"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(NonFiniteError, match=r"the loss is nan at step 20 \(or up to 5 steps before\)"):
+        fit(model, optimizer, RandomBatches(), 50, loss=loss, checkpoint=file, checkpoint_every=10, log_every=14)
+    state = load_checkpoint(file)
+    assert state["step"] == 10
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+
+
+def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
+    with pytest.raises(NonFiniteError, match="weight has NaN or infinite values after step 1"):
+        fit(model, optimizer, RandomBatches(), 9, checkpoint=tmp_path / "c.pt", checkpoint_every=1)
+    assert not (tmp_path / "c.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["steps", "log_every", "checkpoint_every"])
+def test_counts_must_be_positive(name: str) -> None:
+    model = net()
+    options: dict[str, Any] = {"steps": 3, name: 0}
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        fit(model, torch.optim.SGD(model.parameters(), lr=0.1), RandomBatches(), **options)
+
+
+def test_fewer_steps_than_the_checkpoint_is_an_error(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fit(model, optimizer, RandomBatches(), 5, checkpoint=tmp_path / "c.pt")
+    with pytest.raises(CheckpointError, match=r"c\.pt was made at step 5, after the 3 steps asked for"):
+        fit(model, optimizer, RandomBatches(), 3, checkpoint=tmp_path / "c.pt")
+
+
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c.pt", {"step": 3, "w": torch.arange(4.0)})
+    state = load_checkpoint(tmp_path / "c.pt")
+    assert state["step"] == 3
+    assert torch.equal(state["w"], torch.arange(4.0))
+    assert [file.name for file in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_a_damaged_or_foreign_checkpoint_is_named(tmp_path: Path) -> None:
+    good = tmp_path / "good.pt"
+    save_checkpoint(good, {"w": torch.zeros(1000)})
+    (tmp_path / "cut.pt").write_bytes(good.read_bytes()[:1500])
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "text.pt").write_text("hello")
+    torch.save({"w": torch.zeros(3)}, tmp_path / "foreign.pt")
+    torch.save(nn.Linear(2, 2), tmp_path / "pickle.pt")
+    for name in ("cut.pt", "empty.pt", "text.pt", "foreign.pt", "pickle.pt"):
+        with pytest.raises(CheckpointError, match=name):
+            load_checkpoint(tmp_path / name)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c.pt", {"step": 3})
+    model = net()
+    with pytest.raises(CheckpointError, match="it has no batches, log, loss, model, optimizer"):
+        fit(model, torch.optim.SGD(model.parameters(), lr=0.1), RandomBatches(), 5, checkpoint=tmp_path / "c.pt")
+
+
+def test_a_failing_save_keeps_the_old_file(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c.pt", {"step": 1})
+    with pytest.raises(AttributeError):
+        save_checkpoint(tmp_path / "c.pt", {"step": lambda: 2})
+    assert load_checkpoint(tmp_path / "c.pt") == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_a_log_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "m.jsonl") as log:
+        log.write(1, loss=2.0)
+        with pytest.raises(ValueError, match=r"m.jsonl has 25 bytes, but its checkpoint was made at 40"):
+            log.rewind(40)
+
+
+def test_tensorboard_gets_the_same_values(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with MetricsLog(tmp_path / "m.jsonl", tensorboard=True) as log:
+        log.write(1, loss=2.0)
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "loss": 2.0}
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_evaluate_by_hand() -> None:
+    model = nn.Sequential(nn.Dropout(0.9), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(2))
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
+    score = evaluate(model, x, torch.tensor([0, 1, 1]), batch=2)
+    assert score.accuracy == pytest.approx(2 / 3)
+    expected = [0.3132617, 0.3132617, 1.3132617]  # log(1 + e^-1) twice, log(1 + e)
+    assert score.loss == pytest.approx(sum(expected) / 3, rel=1e-6)
+    assert model.training
+
+
+def test_evaluate_scales_pixels() -> None:
+    model = nn.Linear(1, 2)
+    pixels = torch.tensor([[0], [255], [51]], dtype=torch.uint8)
+    labels = torch.tensor([0, 1, 1])
+    assert evaluate(model, pixels, labels) == evaluate(model, torch.tensor([[0.0], [1.0], [0.2]]), labels)
+
+
+def test_evaluate_refuses_sets_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="got 3 inputs and 2 labels"):
+        evaluate(nn.Linear(1, 2), torch.zeros(3, 1), torch.zeros(2, dtype=torch.long))
