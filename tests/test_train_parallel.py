@@ -1,0 +1,119 @@
+"""Jobs side by side: results, failures that stay alone, and what is shown."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from powerprop.train.display import Bars, Lines, display_for, note
+from powerprop.train.parallel import Report, Task, default_workers, run_tasks
+
+
+class Silent:
+    """A display that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.updates: dict[str, list[float]] = {}
+        self.ended: dict[str, str | None] = {}
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, key: str, done: float, values: dict[str, float]) -> None:
+        self.updates.setdefault(key, []).append(done)
+
+    def finish(self, key: str, error: str | None) -> None:
+        self.ended[key] = error
+
+
+def job(kind: str, report: Report) -> Any:
+    report(0.5, {"step": 1, "loss": 0.25})
+    if kind == "raises":
+        raise ValueError("no such weights")
+    if kind == "dies":
+        os._exit(3)
+    return kind, torch.get_num_threads(), os.getpid()
+
+
+def tasks(*kinds: str) -> list[Task]:
+    return [Task(f"{i}-{kind}", job, (kind,)) for i, kind in enumerate(kinds)]
+
+
+def test_side_by_side_a_crash_stays_alone() -> None:
+    display = Silent()
+    outcome = run_tasks(tasks("good", "raises", "dies", "good", "good"), 2, display)
+    assert outcome.results.keys() == {"0-good", "3-good", "4-good"}
+    assert all(value[:2] == ("good", 1) and value[2] != os.getpid() for value in outcome.results.values())
+    assert "Traceback" in outcome.errors["1-raises"]
+    assert outcome.errors["1-raises"].strip().endswith("ValueError: no such weights")
+    assert outcome.errors["2-dies"] == "its process died with exit code 3"
+    assert display.updates["0-good"] == [0.0, 0.5]
+    assert display.ended["1-raises"] == "ValueError: no such weights"
+    assert display.ended["0-good"] is None
+
+
+def test_one_worker_runs_in_this_process_with_one_thread() -> None:
+    before = torch.get_num_threads()
+    outcome = run_tasks(tasks("good", "raises", "good"), 1, Silent())
+    assert outcome.results == {"0-good": ("good", 1, os.getpid()), "2-good": ("good", 1, os.getpid())}
+    assert outcome.errors.keys() == {"1-raises"}
+    assert torch.get_num_threads() == before
+
+
+def test_ctrl_c_is_not_swallowed() -> None:
+    def interrupted(report: Report) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks([Task("a", interrupted)], 1, Silent())
+
+
+def test_no_tasks_and_no_workers() -> None:
+    assert run_tasks([], 4, Silent()).results == {}
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        run_tasks(tasks("good"), 0, Silent())
+    assert default_workers() >= 1
+
+
+def test_lines_for_pipes() -> None:
+    text = io.StringIO()
+    display = display_for(Console(file=text), "mnist", 2)
+    assert isinstance(display, Lines)
+    display.every = 0.0
+    with display:
+        display.update("a[1]", 0.5, {"step": 100, "loss": 0.25})
+        display.finish("a[1]", None)
+        display.finish("b", "ValueError: x")
+    assert text.getvalue().splitlines() == [
+        "mnist: 2 jobs",
+        "  a[1]: 50% step 100, loss 0.2500",
+        "  [1/2] a[1]: done step 100, loss 0.2500",
+        "  [2/2] b: failed: ValueError: x",
+    ]
+
+
+def test_bars_for_terminals() -> None:
+    text = io.StringIO()
+    display = display_for(Console(file=text, force_terminal=True, width=120), "mnist", 2)
+    assert isinstance(display, Bars)
+    with display:
+        display.update("a[1]", 0.5, {"step": 1500, "accuracy": 0.971})
+        display.progress.refresh()
+        display.finish("a[1]", None)
+        display.finish("b", "ValueError: [x]")
+    assert "a[1]" in text.getvalue()
+    assert "step 1,500, accuracy 97.10%" in text.getvalue()
+    assert "ValueError: [x]" in text.getvalue()
+    assert display.progress.tasks[0].completed == 2
+
+
+def test_note() -> None:
+    assert note({"step": 2000, "loss": 0.123456, "accuracy": 0.5}) == "step 2,000, loss 0.1235, accuracy 50.00%"
