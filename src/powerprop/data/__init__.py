@@ -4,6 +4,7 @@ from powerprop.data.batches import Batches, crop_and_flip
 from powerprop.data.images import Images, Part, Splits, mean_std, normalise, to_float
 from powerprop.data.load import load
 from powerprop.data.store import DataCorrupt, DataNotFound
+from powerprop.data.streams import Stream, Task, permuted, split
 
 __all__ = [
     "Batches",
@@ -12,9 +13,13 @@ __all__ = [
     "Images",
     "Part",
     "Splits",
+    "Stream",
+    "Task",
     "crop_and_flip",
     "load",
     "mean_std",
     "normalise",
+    "permuted",
+    "split",
     "to_float",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -62,6 +62,11 @@ class Images:
         """Channels, height and width of one image."""
         c, h, w = self.train_x.shape[1:]
         return c, h, w
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same set with its tensors on a device."""
+        x, y, test_x, test_y = (t.to(device) for t in (self.train_x, self.train_y, self.test_x, self.test_y))
+        return replace(self, train_x=x, train_y=y, test_x=test_x, test_y=test_y)
 
     def split_validation(self, n_last: int = 5000) -> Splits:
         """Train, validation and test; the last `n_last` training images are the validation set. Nothing is copied."""
