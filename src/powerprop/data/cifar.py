@@ -15,7 +15,7 @@ from torch import Tensor
 from powerprop.data.fetch import fetch, write_atomically
 from powerprop.data.images import Images
 from powerprop.data.sources import CifarSource
-from powerprop.data.store import Bytes, DataCorrupt, check, download_root, not_found, roots
+from powerprop.data.store import Bytes, check, corrupt, download_root, not_found, roots
 
 
 class _Array:
@@ -62,7 +62,7 @@ def read_batch(path: Path, expected_md5: str) -> dict[str, Any]:
     try:
         content = _BytesUnpickler(io.BytesIO(data), encoding="bytes").load()
     except pickle.UnpicklingError as error:
-        raise DataCorrupt(f"{path}: {error}") from error
+        raise corrupt(path, str(error)) from error
     return {key.decode(): value.value if isinstance(value, _Array) else value for key, value in content.items()}
 
 
@@ -82,7 +82,7 @@ def load_cifar(source: CifarSource, root: str | Path | None = None, download: bo
         if not failures:
             return _images(source, folder, *_train(source, folder))
         looked += failures
-    raise not_found(source.name, looked, f"download {source.archive} and unpack it into $POWERPROP_DATA.")
+    raise not_found(source.name, looked, f"unpack {source.archive} into {download_root(root)}.")
 
 
 def _rows(source: CifarSource, folder: Path, name: str) -> tuple[Tensor, Tensor]:

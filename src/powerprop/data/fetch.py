@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import wrap_file
 
-from powerprop.data.store import md5
+from powerprop.data.store import digest
 
 TIMEOUT_SECONDS = 20.0
 
@@ -40,8 +40,13 @@ def read_url(url: str, label: str) -> bytes:
             return file.read()
 
 
-def fetch(urls: Sequence[str], target: Path, expected_md5: str) -> list[str]:
-    """Save the first of `urls` whose content has the md5 under `target`; the list of failures, empty on success."""
+def fetch(urls: Sequence[str], target: Path, expected: str) -> list[str]:
+    """Save the first of `urls` whose content has the expected md5 or sha256, unless `target` is there and has it.
+
+    Returns what went wrong with each, and an empty list on success.
+    """
+    if target.is_file() and digest(target.read_bytes(), expected) == expected:
+        return []
     failures = []
     for url in urls:
         try:
@@ -49,8 +54,9 @@ def fetch(urls: Sequence[str], target: Path, expected_md5: str) -> list[str]:
         except (OSError, HTTPException) as error:
             failures.append(f"{url}: {error}")
             continue
-        if md5(data) == expected_md5:
+        actual = digest(data, expected)
+        if actual == expected:
             write_atomically(target, data)
             return []
-        failures.append(f"{url}: md5 of the download must be {expected_md5}, got {md5(data)}")
+        failures.append(f"{url}: the download has the md5 {actual}, expected {expected}")
     return failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.metadata
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +14,37 @@ import torch
 from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
 from powerprop.data.sources import IdxSource
-from powerprop.data.store import Bytes, DataCorrupt, check, download_root, md5, not_found, roots
+from powerprop.data.store import Bytes, check, corrupt, digest, download_root, not_found, roots
+
+Download = Callable[[IdxSource, Path], list[str]]
 
 
 def load_idx(source: IdxSource, root: str | Path | None = None, download: bool = True) -> Images:
     """The set from the first folder that has all four files, else from its mirrors."""
+    paths = locate(source, root, download_files if download else None)
+    arrays = [read_idx(path, file.md5) for path, file in zip(paths, source.files, strict=True)]
+    train_x, train_y, test_x, test_y = (torch.from_numpy(array) for array in arrays)
+    return Images(
+        source.name, train_x.unsqueeze(1), train_y.long(), test_x.unsqueeze(1), test_y.long(), source.class_names
+    )
+
+
+def locate(source: IdxSource, root: str | Path | None, download: Download | None) -> list[Path]:
+    """The paths of the source's files in the first folder that has all of them, or after their download."""
     looked: list[str] = []
     for folder in folders(source, root):
-        paths = [find(folder, file.name) for file in source.files]
-        if None not in paths:
-            return _images(source, [path for path in paths if path is not None])
-        missing = [file.name for file, path in zip(source.files, paths, strict=True) if path is None]
+        paths = [path for file in source.files if (path := find(folder, file.name))]
+        if len(paths) == len(source.files):
+            return paths
+        missing = [file.name for file in source.files if not find(folder, file.name)]
         looked.append(f"{folder} (missing: {', '.join(missing)})")
+    target = download_root(root) / source.folder
     if download:
-        target = download_root(root) / source.folder
-        failures = _download(source, target)
+        failures = download(source, target)
         if not failures:
-            return _images(source, [target / f"{file.name}.gz" for file in source.files])
+            return [path for file in source.files if (path := find(target, file.name))]
         looked += failures
-    raise not_found(source.name, looked, source.advice)
+    raise not_found(source.name, looked, source.advice.format(folder=target))
 
 
 def folders(source: IdxSource, root: str | Path | None) -> list[Path]:
@@ -78,22 +91,12 @@ def _gunzip(path: Path, expected_md5: str) -> Bytes:
     try:
         return np.frombuffer(bytearray(gzip.decompress(raw)), np.uint8)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataCorrupt(
-            f"{path} cannot be decompressed ({error}); it has {len(raw)} bytes and the md5 {md5(raw)}, "
-            f"its content must have the md5 {expected_md5}. Delete it and load again to have it downloaded, "
-            "or put an intact copy in its place."
-        ) from error
+        reason = f"it cannot be decompressed ({error}) and has the md5 {digest(raw, expected_md5)}"
+        raise corrupt(path, f"{reason}, its content is expected to have {expected_md5}") from error
 
 
-def _images(source: IdxSource, paths: list[Path]) -> Images:
-    arrays = [read_idx(path, file.md5) for path, file in zip(paths, source.files, strict=True)]
-    train_x, train_y, test_x, test_y = (torch.from_numpy(array) for array in arrays)
-    return Images(
-        source.name, train_x.unsqueeze(1), train_y.long(), test_x.unsqueeze(1), test_y.long(), source.class_names
-    )
-
-
-def _download(source: IdxSource, folder: Path) -> list[str]:
+def download_files(source: IdxSource, folder: Path) -> list[str]:
+    """Fetch the published .gz files that are not in the folder yet; what went wrong, if anything."""
     for file in source.files:
         if find(folder, file.name) is None:
             urls = [f"{mirror}{file.name}.gz" for mirror in source.mirrors]

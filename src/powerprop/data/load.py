@@ -9,13 +9,17 @@ from pathlib import Path
 from powerprop.data.cifar import load_cifar
 from powerprop.data.idx import load_idx
 from powerprop.data.images import Images
-from powerprop.data.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
+from powerprop.data.notmnist import load_notmnist
+from powerprop.data.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, NOTMNIST, TINY_IMAGENET_10
+from powerprop.data.tiny import load_tiny
 
 LOADERS: dict[str, Callable[[str | Path | None, bool], Images]] = {
     "mnist": partial(load_idx, MNIST),
     "fashion-mnist": partial(load_idx, FASHION_MNIST),
     "cifar10": partial(load_cifar, CIFAR10),
     "cifar100": partial(load_cifar, CIFAR100),
+    "notmnist": partial(load_notmnist, NOTMNIST),
+    "tiny-imagenet-10": partial(load_tiny, TINY_IMAGENET_10),
 }
 
 

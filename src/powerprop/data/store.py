@@ -39,19 +39,26 @@ def download_root(root: str | Path | None) -> Path:
     return Path(root) if root is not None else cache_dir()
 
 
-def md5(data: bytes | Bytes) -> str:
-    return hashlib.md5(data if isinstance(data, bytes) else data.data, usedforsecurity=False).hexdigest()
+def digest(data: bytes | Bytes, like: str) -> str:
+    """The md5 or, if `like` is as long as one, the sha256 of the data."""
+    algorithm = "md5" if len(like) == 32 else "sha256"
+    return hashlib.new(algorithm, data if isinstance(data, bytes) else data.data, usedforsecurity=False).hexdigest()
 
 
 def check(data: bytes | Bytes, expected: str, path: Path, what: str = "the file") -> None:
-    """Raise DataCorrupt unless the md5 of `data`, which came from `path`, is the published one."""
-    actual = md5(data)
+    """Raise DataCorrupt unless the md5 (or sha256) of `data`, which came from `path`, is the published one."""
+    actual = digest(data, expected)
     if actual != expected:
-        raise DataCorrupt(
-            f"{path} is not the published file: md5 of {what} must be {expected}, got {actual} "
-            f"({path.stat().st_size} bytes). "
-            "Delete it and load again to have it downloaded, or put an intact copy in its place."
-        )
+        raise corrupt(path, f"{what} has the md5 {actual}, expected {expected}")
+
+
+def corrupt(path: Path, reason: str) -> DataCorrupt:
+    """The error for a file that is not the published one."""
+    size = f"{path.stat().st_size:,} bytes" if path.is_file() else "a folder"
+    return DataCorrupt(
+        f"{path} ({size}) is not as published: {reason}. "
+        "Delete it and load again to have it downloaded, or put an intact copy in its place."
+    )
 
 
 def not_found(name: str, looked: Iterable[str], advice: str) -> DataNotFound:

@@ -1,0 +1,83 @@
+"""Ten classes of Tiny ImageNet, as folders of JPEG files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from powerprop.data.fetch import fetch, write_atomically
+from powerprop.data.images import Images
+from powerprop.data.pictures import decode
+from powerprop.data.sources import FolderSource
+from powerprop.data.store import corrupt, download_root, not_found, roots
+
+
+def load_tiny(source: FolderSource, root: str | Path | None = None, download: bool = True) -> Images:
+    """The set from the first root that has its folder, else from the published archive; `val` is its test set."""
+    folders = [place / source.folder for place in roots(root)]
+    for folder in folders:
+        if folder.is_dir():
+            return read_folder(source, folder)
+    looked = [str(folder) for folder in folders]
+    if download:
+        target = download_root(root) / source.folder
+        failures = from_archive(source, target)
+        if not failures:
+            return read_folder(source, target)
+        looked += failures
+    advice = f"put {source.archive} into {download_root(root)} and load again; its classes are taken out of it."
+    raise not_found(source.name, looked, advice)
+
+
+def read_folder(source: FolderSource, folder: Path) -> Images:
+    """Decode every picture, in the order of the paths; grey ones become RGB."""
+    parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "val": []}
+    total = hashlib.sha256()
+    for split, rows in parts.items():
+        for label, wnid in enumerate(source.classes):
+            for path in sorted((folder / split / wnid).glob("*.JPEG")):
+                rows.append((path.read_bytes(), label))
+                total.update(rows[-1][0])
+    if total.hexdigest() != source.sha256:
+        count = sum(map(len, parts.values()))
+        raise corrupt(folder, f"its {count} pictures have the sha256 {total.hexdigest()}, expected {source.sha256}")
+    names = tuple(source.classes.values())
+    return Images(source.name, *_tensors(parts["train"]), *_tensors(parts["val"]), names, source.note)
+
+
+def _tensors(rows: list[tuple[bytes, int]]) -> tuple[Tensor, Tensor]:
+    pictures = np.stack([decode(data, "RGB") for data, _ in rows])
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous(), torch.tensor([label for _, label in rows])
+
+
+def from_archive(source: FolderSource, folder: Path) -> list[str]:
+    """Fetch the published archive of all classes and write those of the source; what went wrong, if anything."""
+    archive = folder.parent / source.archive.rsplit("/", 1)[1]
+    failures = fetch([source.archive], archive, source.archive_md5)
+    if not failures:
+        with zipfile.ZipFile(archive) as published, TemporaryDirectory(dir=folder.parent) as temporary:
+            for path, member in archive_members(source, published).items():
+                write_atomically(Path(temporary) / folder.name / path, published.read(member))
+            os.replace(Path(temporary) / folder.name, folder)
+    return failures
+
+
+def archive_members(source: FolderSource, published: zipfile.ZipFile) -> dict[str, str]:
+    """Path in our folder -> name in the archive, for the pictures of the source's classes."""
+    top = Path(source.archive).stem
+    annotations = published.read(f"{top}/val/val_annotations.txt").decode().splitlines()
+    wnid_of = dict(line.split("\t")[:2] for line in annotations)
+    members = {}
+    for name in published.namelist():
+        path = Path(name)
+        wnid = wnid_of.get(path.name) if f"{top}/val/" in name else path.name.split("_")[0]
+        if path.suffix == ".JPEG" and wnid in source.classes and f"{top}/test/" not in name:
+            members[f"{path.relative_to(top).parts[0]}/{wnid}/{path.name}"] = name
+    return members
