@@ -1,0 +1,171 @@
+"""Masks: one boolean tensor per named weight, with set algebra, counts, and one bit per weight on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from powerprop.select import Where, select
+
+__all__ = ["Masks", "pack", "unpack", "write_atomically"]
+
+_FORMAT = "powerprop-masks-1"
+
+
+def pack(mask: Tensor) -> Tensor:
+    """A boolean tensor of any shape as bytes, eight weights to each."""
+    return torch.from_numpy(np.packbits(mask.detach().cpu().numpy().reshape(-1)))
+
+
+def unpack(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
+    """The boolean tensor that `pack` made these bytes from."""
+    count = int(np.prod(shape, dtype=np.int64))
+    if bits.numel() != (count + 7) // 8:
+        raise ValueError(f"a mask of shape {tuple(shape)} packs to {(count + 7) // 8} bytes, got {bits.numel()}")
+    flat = np.unpackbits(bits.cpu().numpy(), count=count).astype(bool)
+    return torch.from_numpy(flat).reshape(tuple(shape))
+
+
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Write the file whole or not at all, so that a kill at any moment loses nothing already saved."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class Masks(Mapping[str, Tensor]):
+    """Named boolean masks. `a & b`, `a | b`, `a - b` and `~a` work weight by weight.
+
+    masks: name -> boolean tensor of the weight's shape; True means kept.
+    """
+
+    def __init__(self, masks: Mapping[str, Tensor]) -> None:
+        for name, mask in masks.items():
+            if mask.dtype != torch.bool:
+                raise TypeError(f"a mask must be a bool tensor, got {mask.dtype} for {name!r}")
+        self._masks = dict(masks)
+
+    @classmethod
+    def ones(cls, model: nn.Module, where: Where | None = None) -> Masks:
+        """Everything kept, for the chosen weights of the model."""
+        return cls({n: torch.ones_like(p, dtype=torch.bool) for n, p in select(model, where).items()})
+
+    @classmethod
+    def nonzero(cls, model: nn.Module, where: Where | None = None) -> Masks:
+        """The weights of the model that are not exactly zero."""
+        return cls({n: p.detach() != 0 for n, p in select(model, where).items()})
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._masks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._masks)
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def __and__(self, other: Mapping[str, Tensor]) -> Masks:
+        return self._combine(other, torch.logical_and)
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Masks:
+        return self._combine(other, torch.logical_or)
+
+    def __sub__(self, other: Mapping[str, Tensor]) -> Masks:
+        return self._combine(other, torch.gt)
+
+    def __invert__(self) -> Masks:
+        return Masks({n: ~m for n, m in self.items()})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Masks):
+            return NotImplemented
+        return self.keys() == other.keys() and all(torch.equal(m, other[n]) for n, m in self.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _combine(self, other: Mapping[str, Tensor], op: Callable[[Tensor, Tensor], Tensor]) -> Masks:
+        self._check_like(other)
+        return Masks({n: op(m, other[n]) for n, m in self.items()})
+
+    def _check_like(self, other: Mapping[str, Tensor]) -> None:
+        if self.keys() != other.keys():
+            raise ValueError(f"masks of different weights: {sorted(self)} against {sorted(other)}")
+        for name, mask in self.items():
+            if mask.shape != other[name].shape:
+                raise ValueError(f"{name!r}: masks of shapes {tuple(mask.shape)} and {tuple(other[name].shape)}")
+
+    def numel(self) -> int:
+        """How many weights the masks speak of."""
+        return sum(m.numel() for m in self.values())
+
+    def count(self) -> int:
+        """How many weights are kept."""
+        return sum(int(m.count_nonzero()) for m in self.values())
+
+    def density(self) -> float:
+        """The fraction of weights kept."""
+        return self.count() / max(1, self.numel())
+
+    def sparsity(self) -> float:
+        """The fraction of weights dropped."""
+        return 1 - self.density()
+
+    def overlap(self, other: Mapping[str, Tensor]) -> float:
+        """|a ∩ b| / |a|: the fraction of the kept weights that the other masks keep too (paper, figure 2b)."""
+        return (self & other).count() / max(1, self.count())
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module) -> None:
+        """Set the masked weights of the model to exactly zero."""
+        named = dict(model.named_parameters())
+        for name, mask in self.items():
+            weight = _weight(named, name, mask)
+            weight.masked_fill_(~mask.to(weight.device), 0)
+
+    def save(self, path: str | Path) -> None:
+        """One safetensors file at one bit per weight, written atomically."""
+        shapes = {n: list(m.shape) for n, m in self.items()}
+        tensors = {n: pack(m) for n, m in self.items()}
+        write_atomically(path, to_safetensors(tensors, {"format": _FORMAT, "shapes": json.dumps(shapes)}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Masks:
+        """Read what `save` wrote; a truncated or foreign file is an error that names it."""
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
+                    raise ValueError(f"{path}: expected a file of format {_FORMAT!r}, got {metadata.get('format')!r}")
+                shapes = json.loads(metadata["shapes"])
+                return cls({n: unpack(file.get_tensor(n), tuple(s)) for n, s in shapes.items()})
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+
+    def __repr__(self) -> str:
+        return f"Masks({len(self)} weights, {self.count():,} of {self.numel():,} kept, density {self.density():.4f})"
+
+
+def _weight(named: Mapping[str, nn.Parameter], name: str, mask: Tensor) -> nn.Parameter:
+    if name not in named:
+        raise KeyError(f"the model has no weight {name!r}; it has {', '.join(named)}")
+    if named[name].shape != mask.shape:
+        raise ValueError(f"{name!r} has shape {tuple(named[name].shape)}, its mask {tuple(mask.shape)}")
+    return named[name]

@@ -1,0 +1,320 @@
+"""One weight behind the optimiser: its master parameter φ, its two masks, and the pass that keeps them in step.
+
+The model holds the effective weight w = Ψ(φ) ⊙ active; the base optimiser moves w to a virtual target; `absorb` turns
+that move into one of φ:
+
+    φ += (target - w) · α|φ|^(α-1)   where trainable,      w = Ψ(φ) ⊙ active
+
+(paper, section 2). The pass works in place, chunk by chunk, on two buffers that are kept, φ and |φ|^(α-1): fresh large
+temporaries cost page faults, a chunk stays in the cache from its first operation to its last, and |φ|^(α-1) is the
+slope of the next step as well as the factor of this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from powerprop.power import abs_power, flush, psi_inverse
+
+__all__ = ["Master"]
+
+_CHUNK = 1 << 18
+_CHUNK_ON_ACCELERATOR = 1 << 22
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Chunk(NamedTuple):
+    """Views of the same stretch of memory in every buffer; *_bits are the same bytes as integers, for masking."""
+
+    weight: Tensor
+    weight_bits: Tensor
+    phi: Tensor
+    phi_bits: Tensor
+    factor: Tensor
+    active: Tensor | None
+    trainable: Tensor | None
+    untouched: Tensor | None
+
+
+class Master:
+    """φ of one weight, with its masks.
+
+    name: the parameter's name in the model.
+    param: the model's parameter, which always holds the effective weight.
+    alpha: the power; 1 needs no φ unless masks freeze or hide weights whose value must be kept.
+    """
+
+    def __init__(self, name: str, param: nn.Parameter, alpha: float) -> None:
+        self.name, self.param, self.alpha = name, param, alpha
+        self.active: Tensor | None = None
+        self.trainable: Tensor | None = None
+        self.phi: Tensor | None = None
+        self.factor: Tensor | None = None
+        self.proxy: nn.Parameter | None = None
+        self._chunks: list[_Chunk] | None = None
+        self._place: tuple[Any, ...] = ()
+        self._version = self._stepped_from = -1
+        self._check()
+        if alpha > 1:
+            self._derive()
+
+    def _check(self) -> None:
+        if self.alpha > 1 and self.param.numel() and not self.param.detach().any():
+            raise ValueError(
+                f"{self.name!r} is all zero: φ = 0 is a fixed point for alpha = {self.alpha:g} > 1, so it would never "
+                f"learn; initialise it with non-zero values first, or leave it out through where="
+            )
+
+    @property
+    def idle(self) -> bool:
+        """True if there is nothing to do: α = 1 and no masks, the base optimiser alone."""
+        return self.phi is None and self.active is None and self.trainable is None
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """What the base optimiser moves: the parameter, or its float32 proxy if that has fewer bits."""
+        return self.param if self.proxy is None else self.proxy
+
+    def theta(self) -> Tensor:
+        """Ψ(φ), all of it, whether active or not."""
+        if self.phi is None:
+            return self.param.detach()
+        return self.phi.clone() if self.factor is None else self.phi * self.factor
+
+    # --- where φ comes from -------------------------------------------------------------------------------------
+
+    def _derive(self) -> None:
+        """φ = Ψ⁻¹(w), in float32 at least; w is set to Ψ(φ), which differs from it by rounding alone."""
+        self._make_proxy()
+        source = self.weight.detach()
+        self.phi = flush(psi_inverse(source, self.alpha), self.alpha) if self.alpha > 1 else source.clone()
+        self._refresh()
+
+    def _make_proxy(self) -> None:
+        """A float32 stand-in for a weight of fewer bits, whose small updates would be lost in rounding."""
+        small = self.param.element_size() < 4
+        self.proxy = nn.Parameter(self.param.detach().float(), requires_grad=False) if small else None
+
+    def _refresh(self) -> None:
+        """Compute |φ|^(α-1) and the weight anew from φ."""
+        assert self.phi is not None
+        if self.alpha > 1:
+            self.factor = self._power()
+            self._chunks = None
+        self._write(self.theta())
+
+    def _power(self) -> Tensor:
+        """|φ|^(α-1) in memory of its own; the hot path does the same in place."""
+        assert self.phi is not None
+        return abs_power(self.phi, self.alpha - 1, torch.empty_like(self.phi), torch.empty_like(self.phi))
+
+    def _write(self, theta: Tensor) -> None:
+        shown = theta if self.active is None else theta.masked_fill(~self.active, 0)
+        self.weight.detach().copy_(shown)
+        self._publish()
+
+    def _publish(self) -> None:
+        if self.proxy is not None:
+            self.param.detach().copy_(self.proxy)
+        self._version = self.param._version
+
+    def sync(self) -> None:
+        """Respect what was written to the weight from outside: φ is derived anew wherever w is no longer Ψ(φ).
+
+        Weights that the active mask hides keep their φ.
+        """
+        self._follow()
+        if self.param._version == self._version or self.phi is None:
+            return
+        shown = self.theta() if self.active is None else self.theta().masked_fill(~self.active, 0)
+        changed = self.param.detach() != shown.to(self.param.dtype)
+        if self.active is not None:
+            changed &= self.active
+        if changed.any():
+            self._adopt(changed)
+        self._version = self.param._version
+
+    def _adopt(self, changed: Tensor) -> None:
+        assert self.phi is not None
+        outside = psi_inverse(self.param.detach().to(self.phi.dtype), self.alpha)
+        self.phi.copy_(torch.where(changed, outside, self.phi))
+        if self.alpha > 1:
+            flush(self.phi, self.alpha)
+        self._refresh()
+
+    def _follow(self) -> None:
+        """Go along when the parameter's storage moves (model.to(device), a new .data)."""
+        place = (self.param.data_ptr(), self.param.device, self.param.dtype, self.param.stride())
+        if place == self._place:
+            return
+        for field in ("active", "trainable"):
+            if (mask := getattr(self, field)) is not None:
+                setattr(self, field, _laid_out_like(mask.to(self.param.device), self.param))
+        if self.phi is not None:
+            wide = torch.promote_types(self.param.dtype, torch.float32)
+            self.phi = _laid_out_like(self.phi.to(self.param.device, wide), self.param)
+            self._make_proxy()
+            if self.alpha > 1:
+                self.factor = self._power()
+        self._place, self._chunks = place, None
+
+    # --- masks --------------------------------------------------------------------------------------------------
+
+    def set_masks(self, active: Tensor | None, trainable: Tensor | None, keep: bool) -> None:
+        """Choose the weights that are used and those that are trained; None means all.
+
+        keep: hold on to the values of weights that are not active; otherwise they become zero for good.
+        """
+        self.sync()
+        active, trainable = self._mask(active), self._mask(trainable)
+        same = trainable is None or (active is not None and torch.equal(active, trainable))
+        if self.phi is None and (active is not None or trainable is not None) and (keep or not same):
+            self._derive()
+        self.active, self.trainable, self._chunks = active, trainable, None
+        if not keep and active is not None:
+            self._drop(~active)
+        elif self.phi is not None:
+            self._write(self.theta())
+        if self.alpha == 1 and active is None and trainable is None:
+            self.phi = self.proxy = None
+
+    def _mask(self, mask: Tensor | None) -> Tensor | None:
+        if mask is None:
+            return None
+        if mask.dtype != torch.bool or mask.shape != self.param.shape:
+            raise ValueError(
+                f"a mask for {self.name!r} must be a bool tensor of shape {tuple(self.param.shape)}, "
+                f"got {mask.dtype} of shape {tuple(mask.shape)}"
+            )
+        return _laid_out_like(mask.detach().to(self.param.device, copy=True), self.param)
+
+    def _drop(self, where: Tensor) -> None:
+        for buffer in (self.phi, self.factor, self.weight.detach()):
+            if buffer is not None:
+                buffer.masked_fill_(where, 0)
+        self._publish()
+
+    def put(self, where: Tensor, theta: Tensor) -> None:
+        """Give the weights at `where` these values: grown weights, or weights that are initialised again."""
+        self.sync()
+        if self.phi is None:
+            values = torch.where(where, theta.to(self.param.dtype), self.param.detach())
+            self.param.detach().copy_(values)
+            self._version = self.param._version
+        else:
+            self.phi.copy_(torch.where(where, psi_inverse(theta.to(self.phi), self.alpha), self.phi))
+            self._refresh()
+
+    # --- the hot path -------------------------------------------------------------------------------------------
+
+    def absorb(self) -> None:
+        """After the base optimiser's step: turn its move of the weight into one of φ, and show Ψ(φ) ⊙ active."""
+        if self.weight._version == self._stepped_from:
+            return
+        if self._chunks is None:
+            self._chunks = self._views()
+        if self.phi is None:
+            for c in self._chunks:
+                if c.active is not None:
+                    c.weight_bits.bitwise_and_(c.active)
+        else:
+            step = _absorb_linear if self.alpha == 1 else _absorb_power
+            for c in self._chunks:
+                step(c, self.alpha)
+        self._publish()
+
+    def before_step(self) -> None:
+        """Remember the weight's version, to see whether the base optimiser moves it at all."""
+        self.sync()
+        self._stepped_from = self.weight._version
+
+    def _views(self) -> list[_Chunk]:
+        weight = self.weight.detach()
+        bits = _BITS[weight.element_size()]
+        active, trainable = _as_bits(self.active, bits), _as_bits(self.trainable, bits)
+        moved = active if trainable is None else trainable if active is None else active & trainable
+        untouched = None if moved is None or self.alpha > 1 else ~moved
+        phi = weight if self.phi is None else self.phi
+        factor = weight if self.factor is None else self.factor
+        buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, active, trainable, untouched)
+        return [_Chunk(*views) for views in _stretches(buffers)]
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def restore(self, phi: Tensor | None, active: Tensor | None, trainable: Tensor | None) -> None:
+        """Take up saved φ and masks. The model's weight is not touched: the next step compares it with φ."""
+        self.active, self.trainable = self._mask(active), self._mask(trainable)
+        self.phi, self._place, self._version = phi, (), -1
+        self._follow()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chunks": None, "_place": (), "_version": -1}
+
+
+def _absorb_power(c: _Chunk, alpha: float) -> None:
+    """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ)."""
+    if c.active is None:
+        c.weight.addcmul_(c.phi, c.factor, value=-1)
+    else:
+        shown = torch.bitwise_and(torch.mul(c.phi, c.factor).view(c.active.dtype), c.active)
+        c.weight.sub_(shown.view(c.phi.dtype))
+    if c.trainable is not None:
+        c.weight_bits.bitwise_and_(c.trainable)
+    c.phi.addcmul_(c.factor, c.weight, value=alpha)
+    flush(c.phi, alpha)
+    abs_power(c.phi, alpha - 1, c.factor, c.weight)
+    torch.mul(c.phi, c.factor, out=c.weight)
+    if c.active is not None:
+        c.weight_bits.bitwise_and_(c.active)
+
+
+def _absorb_linear(c: _Chunk, alpha: float) -> None:
+    """α = 1: θ takes the target where active and trainable, and the move alone where trainable but not active."""
+    if c.trainable is not None:
+        c.weight_bits.bitwise_and_(c.trainable)
+    if c.untouched is None:
+        c.phi.copy_(c.weight)
+    else:
+        c.phi_bits.bitwise_and_(c.untouched)
+        c.phi.add_(c.weight)
+    if c.active is None:
+        c.weight.copy_(c.phi)
+    else:
+        torch.bitwise_and(c.phi_bits, c.active, out=c.weight_bits)
+
+
+def _as_bits(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """All bits of a kept weight set: `and` masks at the speed of a copy, and lets no NaN through as 0·NaN would."""
+    return None if mask is None else mask.to(dtype).neg_()
+
+
+def _stretches(buffers: tuple[Tensor | None, ...]) -> list[tuple[Any, ...]]:
+    """The same stretches of every buffer; weights with gaps in memory are taken whole."""
+    weight = buffers[0]
+    assert weight is not None
+    if not _dense(weight):
+        return [buffers]
+    size = _CHUNK if weight.device.type == "cpu" else _CHUNK_ON_ACCELERATOR
+    flat = [None if b is None else b.as_strided((b.numel(),), (1,), b.storage_offset()) for b in buffers]
+    starts = range(0, weight.numel(), size)
+    return [tuple(None if b is None else b[start : start + size] for b in flat) for start in starts]
+
+
+def _dense(tensor: Tensor) -> bool:
+    """True if the elements fill a stretch of memory without gaps, in whatever order (channels-last weights do)."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _laid_out_like(tensor: Tensor, param: Tensor) -> Tensor:
+    """The same values with the strides of the parameter, so that flat views of both line up."""
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=param.device).copy_(tensor)

@@ -1,0 +1,270 @@
+"""Powerprop: a wrapper that gives any `torch.optim` optimiser the Powerpropagation update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from powerprop.masks import Masks, pack, unpack
+from powerprop.master import Master
+from powerprop.power import check_alpha
+from powerprop.select import Where, select
+
+__all__ = ["Powerprop", "Sparsifier"]
+
+
+class Sparsifier(Protocol):
+    """What `sparsify=` takes: an object that moves the masks as training goes on."""
+
+    def attach(self, optimizer: Powerprop) -> None:
+        """Called once, when the optimiser is made: set the first masks."""
+
+    def before_step(self, optimizer: Powerprop) -> bool:
+        """Called with fresh gradients before each step; True means that a mask update takes the place of the step."""
+
+    def after_step(self, optimizer: Powerprop) -> None:
+        """Called after each step, when the model holds its new weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on bit-identically."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the state that `state_dict` gave."""
+
+
+class Powerprop(Optimizer):
+    """Any optimiser, with Powerpropagation: w = φ|φ|^(α-1).
+
+        target = optim(w, ∂L/∂w),    φ += (target - w) · α|φ|^(α-1),    w = φ|φ|^(α-1) ⊙ active
+
+    The model always holds plain effective weights w; φ and the masks live here. The update is the paper's
+    "virtual target" (Schwarz et al. 2021, section 2), which works with any optimiser because its corrections act on
+    ∂L/∂w alone. With α = 1 and no masks every step is bit for bit the base optimiser's.
+
+    optimizer: the base optimiser, over parameters of the model. Its groups are shared, so schedulers, gradient
+        clipping and `GradScaler` work as usual. A group may carry its own "alpha" ("powerprop_alpha" if the base
+        optimiser has an option of that name itself, as RMSprop has).
+    model: the module that owns the parameters; it tells weights from biases, norms and embeddings.
+    alpha: the power, ≥ 1. The effective learning rate scales as α²|w|^(2-2/α): tune the rate for each α.
+    where: which parameters get α: a name pattern, several, or a predicate of (name, parameter);
+        by default the weights of all linear, convolutional and attention layers.
+    sparsify: a sparse-training method, e.g. `RigL(sparsity=0.9, steps=10_000)`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        alpha: float = 2.0,
+        where: Where | None = None,
+        sparsify: Sparsifier | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        self.alpha = check_alpha(alpha)
+        self.base, self.model, self.where, self.sparsify = optimizer, model, where, sparsify
+        self.masters: dict[str, Master] = {}
+        self._alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._share()
+        if sparsify is not None:
+            sparsify.attach(self)
+
+    def _share(self) -> None:
+        """The groups and the state are the base optimiser's own objects, not copies."""
+        self.param_groups = self.base.param_groups
+        self.state = self.base.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as for any optimiser; the weights among them get α by the same rule."""
+        if all(param_group is not group for group in self.base.param_groups):
+            self.base.add_param_group(param_group)
+            self._share()
+            param_group = self.base.param_groups[-1]
+        alpha = check_alpha(param_group.get(self._alpha_key, self.alpha), f"group {len(self.param_groups)}")
+        mine = {id(p) for p in param_group["params"]}
+        for name, param in select(self.model, self.where).items():
+            if id(param) in mine and name not in self.masters:
+                self.masters[name] = self._master(name, param, alpha)
+
+    def _master(self, name: str, param: nn.Parameter, alpha: float) -> Master:
+        if isinstance(param, UninitializedParameter):
+            raise ValueError(f"{name!r} has no shape yet: run one forward pass before wrapping the optimiser")
+        return Master(name, param, alpha)
+
+    # --- the step -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the base optimiser towards its virtual target, then φ and the model's weights."""
+        if self.sparsify is not None and self.sparsify.before_step(self):
+            return None
+        busy = [m for m in self.masters.values() if not m.idle]
+        for master in busy:
+            master.before_step()
+        with self._proxied(closure) as wrapped:
+            loss = self.base.step() if wrapped is None else self.base.step(wrapped)
+        for master in busy:
+            master.absorb()
+        if self.sparsify is not None:
+            self.sparsify.after_step(self)
+        return loss
+
+    @contextmanager
+    def _proxied(self, closure: Callable[[], Any] | None = None) -> Iterator[Callable[[], Any] | None]:
+        """Let the base optimiser see float32 stand-ins for half-precision weights, here and only here."""
+        pairs = [(m.param, m.proxy) for m in self.masters.values() if m.proxy is not None]
+        if not pairs:
+            yield closure
+            return
+        _lend_gradients(pairs)
+        self._swap(pairs)
+        try:
+            yield None if closure is None else _lending(closure, pairs)
+        finally:
+            self._swap([(proxy, param) for param, proxy in pairs])
+            for _, proxy in pairs:
+                proxy.grad = None
+
+    def _swap(self, pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
+        new = {id(old): (old, now) for old, now in pairs}
+        for group in self.base.param_groups:
+            group["params"] = [new[id(p)][1] if id(p) in new else p for p in group["params"]]
+        for old, now in new.values():
+            if old in self.base.state:
+                self.base.state[now] = self.base.state.pop(old)
+
+    # --- masks --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def set_masks(
+        self,
+        active: Mapping[str, Tensor] | None = None,
+        trainable: Mapping[str, Tensor] | None = None,
+        keep: bool = True,
+    ) -> None:
+        """Choose which weights the forward pass uses (active) and which the optimiser moves (trainable); None is all.
+
+        Weights that are not trainable stay bit-identical whatever the base optimiser does. Weights that are not
+        active are exactly zero in the model; keep says whether their values come back when they are active again.
+        """
+        for masks in (active, trainable):
+            unknown = set(masks or ()) - set(self.masters)
+            if unknown:
+                raise KeyError(f"masks for {sorted(unknown)}, but the weights here are {sorted(self.masters)}")
+        for name, master in self.masters.items():
+            master.set_masks(
+                None if active is None else active.get(name),
+                None if trainable is None else trainable.get(name),
+                keep,
+            )
+
+    @property
+    def active(self) -> Masks:
+        """The weights that the forward pass uses."""
+        return Masks({n: _or_ones(m.active, m.param) for n, m in self.masters.items()})
+
+    @property
+    def trainable(self) -> Masks:
+        """The weights that the optimiser moves."""
+        return Masks({n: _or_ones(m.trainable, m.param) for n, m in self.masters.items()})
+
+    @torch.no_grad()
+    def reset_state(self, name: str, where: Tensor) -> None:
+        """Zero the base optimiser's memory (momentum, squares, …) of some entries of a weight."""
+        param = self.masters[name].param
+        for value in self.base.state.get(param, {}).values():
+            if isinstance(value, Tensor) and value.shape == param.shape:
+                value.masked_fill_(where.to(value.device), 0)
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimiser's state dict, with φ, the masks and the sparsifier's state under "powerprop"."""
+        state = self.base.state_dict()
+        state["powerprop"] = {
+            "weights": {n: _pack_master(m) for n, m in self.masters.items()},
+            "sparsify": None if self.sparsify is None else self.sparsify.state_dict(),
+        }
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken; a plain optimiser's state is taken too, with φ from the weights.
+
+        The model's weights are loaded separately; wherever they are not Ψ(φ) ⊙ active, the weights win.
+        """
+        own = state_dict.get("powerprop")
+        if own is not None:
+            self._check_state(own)
+            for name, saved in own["weights"].items():
+                _unpack_master(self.masters[name], saved)
+        with self._proxied():
+            self.base.load_state_dict({k: v for k, v in state_dict.items() if k != "powerprop"})
+        self._share()
+        if own is not None and self.sparsify is not None:
+            self.sparsify.load_state_dict(own["sparsify"])
+
+    def _check_state(self, own: Mapping[str, Any]) -> None:
+        if set(own["weights"]) != set(self.masters):
+            raise ValueError(f"the state is of weights {sorted(own['weights'])}, not {sorted(self.masters)}")
+        if (own["sparsify"] is None) != (self.sparsify is None):
+            have, want = (["no", "a"][x is not None] for x in (own["sparsify"], self.sparsify))
+            raise ValueError(f"the state was saved with {have} sparsify=, this optimiser has {want} sparsify=")
+        for name, saved in own["weights"].items():
+            if saved["alpha"] != self.masters[name].alpha:
+                raise ValueError(f"{name!r} was saved with alpha={saved['alpha']}, not {self.masters[name].alpha}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def __repr__(self) -> str:
+        return f"Powerprop(alpha={self.alpha:g}, {len(self.masters)} weights, base={self.base!r})"
+
+
+def _or_ones(mask: Tensor | None, param: Tensor) -> Tensor:
+    return torch.ones_like(param, dtype=torch.bool) if mask is None else mask.clone()
+
+
+def _lend_gradients(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
+    for param, proxy in pairs:
+        proxy.grad = None if param.grad is None else param.grad.to(proxy.dtype)
+
+
+def _lending(closure: Callable[[], Any], pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> Callable[[], Any]:
+    """The closure evaluates the model at the stand-ins' values and hands its gradients to them."""
+
+    def lent() -> Any:
+        with torch.no_grad():
+            for param, proxy in pairs:
+                param.copy_(proxy)
+        loss = closure()
+        _lend_gradients(pairs)
+        return loss
+
+    return lent
+
+
+def _pack_master(master: Master) -> dict[str, Any]:
+    masks = {"active": master.active, "trainable": master.trainable}
+    return {
+        "alpha": master.alpha,
+        "shape": list(master.param.shape),
+        "phi": None if master.phi is None else master.phi.clone(),
+        **{k: None if m is None else pack(m) for k, m in masks.items()},
+    }
+
+
+def _unpack_master(master: Master, saved: Mapping[str, Any]) -> None:
+    shape = tuple(saved["shape"])
+    if shape != tuple(master.param.shape):
+        raise ValueError(f"{master.name!r} was saved with shape {shape}, not {tuple(master.param.shape)}")
+    masks = [None if saved[k] is None else unpack(saved[k], shape) for k in ("active", "trainable")]
+    phi = saved["phi"]
+    master.restore(None if phi is None else phi.clone(), *masks)
