@@ -233,13 +233,6 @@ def test_evaluate_by_hand() -> None:
     assert model.training
 
 
-def test_evaluate_scales_pixels() -> None:
-    model = nn.Linear(1, 2)
-    pixels = torch.tensor([[0], [255], [51]], dtype=torch.uint8)
-    labels = torch.tensor([0, 1, 1])
-    assert evaluate(model, pixels, labels) == evaluate(model, torch.tensor([[0.0], [1.0], [0.2]]), labels)
-
-
 def test_evaluate_refuses_sets_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="got 3 inputs and 2 labels"):
         evaluate(nn.Linear(1, 2), torch.zeros(3, 1), torch.zeros(2, dtype=torch.long))

@@ -18,10 +18,7 @@ class Score(NamedTuple):
 
 @torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1000) -> Score:
-    """Classify `x` in eval mode, `batch` rows at a time on the model's device; the mode is put back afterwards.
-
-    Rows of whole numbers (uint8 pixels) are scaled to [0, 1].
-    """
+    """Classify `x` in eval mode, `batch` rows at a time on the model's device; the mode is put back afterwards."""
     if len(x) != len(y) or not len(x):
         raise ValueError(f"expected as many labels as inputs and at least one, got {len(x)} inputs and {len(y)} labels")
     device = next(model.parameters()).device
@@ -31,14 +28,10 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1000) -> Score
     try:
         for inputs, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
             labels = labels.to(device)
-            logits = model(as_float(inputs.to(device)))
+            logits = model(inputs.to(device))
             loss += functional.cross_entropy(logits, labels, reduction="sum").item()
             correct += int((logits.argmax(dim=-1) == labels).sum())
     finally:
         model.train(training)
     return Score(loss / len(x), correct / len(x))
 
-
-def as_float(pixels: Tensor) -> Tensor:
-    """uint8 pixels as float32 in [0, 1]; what is floating already stays as it is."""
-    return pixels if pixels.is_floating_point() else pixels.float().div_(255)

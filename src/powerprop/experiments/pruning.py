@@ -1,0 +1,89 @@
+"""One-shot pruning as in the paper's section 3: how a trained network fares with ever fewer of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from powerprop.masks import Masks
+from powerprop.select import select
+from powerprop.sparsify.prune import top_k
+from powerprop.train.evaluate import evaluate
+
+NEAR_ZERO = 1e-3
+"""Weights of smaller magnitude are counted as near zero."""
+
+
+def kept_grid(points: int, least: float) -> list[float]:
+    """Fractions of weights kept, from `least` to 1, evenly spaced on a log scale (the published notebook's grid)."""
+    return [float(p) for p in np.geomspace(least, 1.0, points)]
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of every weight that is pruned."""
+    return {name: weight.detach().clone() for name, weight in select(model).items()}
+
+
+def layerwise_masks(weights: Mapping[str, Tensor], kept: float) -> Masks:
+    """The int(p·n) largest magnitudes of each layer; the last one keeps twice the fraction: min(1, 2p)."""
+    *_, output = weights
+    share = {name: min(1.0, 2 * kept) if name == output else kept for name in weights}
+    return Masks({name: top_k(weight.abs(), int(share[name] * weight.numel())) for name, weight in weights.items()})
+
+
+@contextmanager
+def pruned(model: nn.Module, masks: Masks) -> Iterator[nn.Module]:
+    """The model with the masks applied, inside the block only."""
+    before = weights_of(model)
+    masks.apply(model)
+    try:
+        yield model
+    finally:
+        with torch.no_grad():
+            for name, weight in before.items():
+                model.get_parameter(name).copy_(weight)
+
+
+def accuracies(model: nn.Module, x: Tensor, y: Tensor, grid: Sequence[float]) -> list[float]:
+    """Accuracy after pruning the model, as it is now, to each fraction of the grid."""
+    weights = weights_of(model)
+    found = []
+    for kept in grid:
+        with pruned(model, layerwise_masks(weights, kept)):
+            found.append(evaluate(model, x, y).accuracy)
+    return found
+
+
+def overlaps(before: Mapping[str, Tensor], after: Mapping[str, Tensor], grid: Sequence[float]) -> list[float]:
+    """|M₀ ∩ M| / |M| of the masks before and after training, over all layers, at each fraction kept (figure 2b)."""
+    return [layerwise_masks(after, kept).overlap(layerwise_masks(before, kept)) for kept in grid]
+
+
+def movement(before: Mapping[str, Tensor], after: Mapping[str, Tensor], survivors: Masks) -> dict[str, float]:
+    """Sign changes and weights near zero, as fractions of all weights and of the survivors."""
+    first, last, kept = flat(before), flat(after), flat(survivors)
+    changed = first.sign() != last.sign()
+    return {
+        "sign_changes": changed.float().mean().item(),
+        "sign_changes_of_survivors": changed[kept].float().mean().item(),
+        "near_zero_before": (first.abs() < NEAR_ZERO).float().mean().item(),
+        "near_zero_after": (last.abs() < NEAR_ZERO).float().mean().item(),
+    }
+
+
+def sample(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], survivors: Masks, count: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Some weights of all layers at random, before and after training, and which of them survive (figure 2c, d)."""
+    first, last, kept = flat(before), flat(after), flat(survivors)
+    rows = torch.randperm(len(first), generator=generator)[:count].to(first.device)
+    return {"before": first[rows], "after": last[rows], "survives": kept[rows]}
+
+
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    """All tensors as one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])
