@@ -3,15 +3,15 @@
 Figures need matplotlib (``pip install 'powerprop[report]'``), which is imported when the first one is drawn.
 """
 
-from .bars import Bars, bars
-from .cell import Cell
-from .curve import Curve
-from .figures import lines, overlap_curves, pruning_curves
-from .heatmap import heatmap
-from .page import Image, Page, Section, Stat, index_page, render_index, render_page, write_page
-from .style import MissingMatplotlibError, alpha_colour, alpha_marker
-from .table import Column, Table
-from .weights import density, weight_change, weight_change_stats
+from powerprop.report.bars import Bars, bars
+from powerprop.report.cell import Cell
+from powerprop.report.curve import Curve
+from powerprop.report.figures import lines, overlap_curves, pruning_curves
+from powerprop.report.heatmap import heatmap
+from powerprop.report.page import Image, Page, Section, Stat, index_page, render_index, render_page, write_page
+from powerprop.report.style import MissingMatplotlibError, alpha_colour, alpha_marker
+from powerprop.report.table import Column, Table
+from powerprop.report.weights import density, weight_change, weight_change_stats
 
 __all__ = [
     "Bars",

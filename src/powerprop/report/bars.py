@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import style
-from .cell import Cell
-from .curve import Array
+from powerprop.report import style
+from powerprop.report.cell import Cell
+from powerprop.report.curve import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import style
+from powerprop.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

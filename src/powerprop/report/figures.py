@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import style
-from .curve import Curve, draw, end_labels, require_curves, require_fractions
+from powerprop.report import style
+from powerprop.report.curve import Curve, draw, end_labels, require_curves, require_fractions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

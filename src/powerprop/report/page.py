@@ -13,10 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from powerprop.report.style import DPI
+from powerprop.report.table import Table
 from powerprop.train.files import replacing
-
-from .style import DPI
-from .table import Table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from .cell import Cell, fixed
+from powerprop.report.cell import Cell, fixed
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

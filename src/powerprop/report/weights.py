@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import style
-from .curve import Array
+from powerprop.report import style
+from powerprop.report.curve import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
