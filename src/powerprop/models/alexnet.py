@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop.models.heads import Heads, answer
+from powerprop.models.heads import answer, output_layer
 from powerprop.models.init import build
 
 
@@ -24,7 +24,7 @@ class AlexNet(nn.Module):
         self.fc1 = nn.Linear(256 * 2 * 2, 2048, bias=bias)
         self.fc2 = nn.Linear(2048, 2048, bias=bias)
         self.output = "heads" if heads else "fc3"
-        self.add_module(self.output, Heads(2048, classes, heads, bias) if heads else nn.Linear(2048, classes, bias))
+        self.add_module(self.output, output_layer(2048, classes, heads, bias))
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         for i, rate in enumerate((0.2, 0.2, 0.5), 1):

@@ -19,6 +19,13 @@ class Heads(nn.Module):
         return self.get_submodule(str(task))(x)  # type: ignore[no-any-return]
 
 
+def output_layer(features: int, classes: int, heads: int, bias: bool = True) -> nn.Linear | Heads:
+    """`Heads` for that many tasks; an ordinary linear layer for 0."""
+    if heads < 0:
+        raise ValueError(f"heads must be 0 (one output layer) or the number of tasks, got {heads}")
+    return Heads(features, classes, heads, bias) if heads else nn.Linear(features, classes, bias)
+
+
 def answer(output: nn.Module, x: Tensor, task: int | None) -> Tensor:
     """The logits of an ordinary output layer, or of the head of `task`."""
     if isinstance(output, Heads):

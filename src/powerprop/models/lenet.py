@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop.models.heads import Heads, answer
+from powerprop.models.heads import answer, output_layer
 from powerprop.models.init import build
 
 
@@ -25,10 +25,8 @@ class MLP(nn.Module):
             raise ValueError(f"sizes must be two or more positive widths, input first, got {list(sizes)}")
         for i, (width_in, width_out) in enumerate(pairwise(sizes[:-1]), 1):
             self.add_module(f"fc{i}", nn.Linear(width_in, width_out))
-        if heads:
-            self.add_module("heads", Heads(sizes[-2], sizes[-1], heads))
-        else:
-            self.add_module(f"fc{len(sizes) - 1}", nn.Linear(sizes[-2], sizes[-1]))
+        name = "heads" if heads else f"fc{len(sizes) - 1}"
+        self.add_module(name, output_layer(sizes[-2], sizes[-1], heads))
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         x = x.flatten(1)

@@ -1,0 +1,50 @@
+"""Fixtures that more than one test file needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from powerprop.data import DataNotFound, Images, load
+
+UNPACKER = Path(__file__).parents[2] / "shared" / "data" / "unpack.py"
+PACKED = {
+    "mnist": "mnist",
+    "cifar10": "cifar10",
+    "cifar100": "cifar100",
+    "notmnist": "notmnist",
+    "tiny-imagenet-10": "tiny_imagenet",
+}
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str], Images]:
+    """A function name -> the real data set, which skips the test where the set is not at hand."""
+    return _load_or_skip
+
+
+@cache
+def _load_or_skip(name: str) -> Images:
+    try:
+        return load(name, download=False)
+    except DataNotFound as error:
+        root = os.environ.get("POWERPROP_DATA")
+        if not (root and UNPACKER.is_file() and name in PACKED):
+            pytest.skip(f"{name} is not on this machine: {error}")
+    _unpack(PACKED[name], Path(root))
+    return load(name, download=False)
+
+
+def _unpack(packed: str, root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as temporary:
+        subprocess.run([sys.executable, str(UNPACKER), temporary, packed], check=True, stdout=subprocess.DEVNULL)
+        for entry in Path(temporary).iterdir():
+            os.replace(entry, root / entry.name)
