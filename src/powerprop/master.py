@@ -104,16 +104,19 @@ class Master:
         if self.alpha > 1:
             self.factor = self._power()
             self._chunks = None
-        self._write(self.theta())
+        self._write()
 
     def _power(self) -> Tensor:
         """|φ|^(α-1) in memory of its own; the hot path does the same in place."""
         assert self.phi is not None
         return abs_power(self.phi, self.alpha - 1, torch.empty_like(self.phi), torch.empty_like(self.phi))
 
-    def _write(self, theta: Tensor) -> None:
-        shown = theta if self.active is None else theta.masked_fill(~self.active, 0)
-        self.weight.detach().copy_(shown)
+    def _shown(self) -> Tensor:
+        """Ψ(φ) ⊙ active."""
+        return self.theta() if self.active is None else self.theta().masked_fill(~self.active, 0)
+
+    def _write(self) -> None:
+        self.weight.detach().copy_(self._shown())
         self._publish()
 
     def _publish(self) -> None:
@@ -129,8 +132,7 @@ class Master:
         self._follow()
         if self.param._version == self._version or self.phi is None:
             return
-        shown = self.theta() if self.active is None else self.theta().masked_fill(~self.active, 0)
-        changed = self.param.detach() != shown.to(self.param.dtype)
+        changed = self.param.detach() != self._shown().to(self.param.dtype)
         if self.active is not None:
             changed &= self.active
         if changed.any():
@@ -159,6 +161,8 @@ class Master:
             self._make_proxy()
             if self.alpha > 1:
                 self.factor = self._power()
+            if self.proxy is not None:
+                self.proxy.detach().copy_(self._shown())
         self._place, self._chunks = place, None
 
     # --- masks --------------------------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ class Master:
         if not keep and active is not None:
             self._drop(~active)
         elif self.phi is not None:
-            self._write(self.theta())
+            self._write()
         if self.alpha == 1 and active is None and trainable is None:
             self.phi = self.proxy = None
 

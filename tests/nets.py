@@ -1,0 +1,70 @@
+"""Small networks and batches that the tests share; everything from explicit generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+BASES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=1e-1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "lion": lambda p: Lion(p, lr=1e-3),
+}
+
+
+class Lion(torch.optim.Optimizer):
+    """A third-party optimiser in the style of Chen et al. 2023: the sign of an interpolated momentum."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                p.add_(momentum.mul(0.9).add(p.grad, alpha=0.1).sign(), alpha=-group["lr"])
+                momentum.mul_(0.99).add_(p.grad, alpha=0.01)
+
+
+def net(seed: int = 0, hidden: int = 12) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0, p.shape[-1] ** -0.5, generator=generator)
+    return model
+
+
+def batch(step: int, size: int = 16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 + step)
+    x = torch.randn(size, 6, generator=generator)
+    return x, (x[:, :3].argmax(1) + (x[:, 3] > 0)).remainder(3)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, start: int = 0) -> list[float]:
+    losses = []
+    for step in range(start, start + steps):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {n: t.detach().clone() for n, t in model.state_dict().items()}
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    left, right = weights(a), weights(b)
+    return left.keys() == right.keys() and all(torch.equal(t, right[n]) for n, t in left.items())
