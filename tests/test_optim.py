@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nets import BASES, batch, net, same, train, weights
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import powerprop as pp
+from nets import BASES, batch, net, same, train, weights
 from powerprop.power import psi, psi_inverse
 
 ALPHAS = [1.0, 1.125, 1.3, 1.5, 2.0, 3.0, 5.0]
