@@ -48,3 +48,10 @@ def _unpack(packed: str, root: Path) -> None:
         subprocess.run([sys.executable, str(UNPACKER), temporary, packed], check=True, stdout=subprocess.DEVNULL)
         for entry in Path(temporary).iterdir():
             os.replace(entry, root / entry.name)
+
+
+@pytest.fixture
+def no_data_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the data of this machine: no $POWERPROP_DATA, and an empty cache at tmp_path/cache."""
+    monkeypatch.delenv("POWERPROP_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,0 +1,121 @@
+"""Task streams: lazy, deterministic task by task, labels local and global."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerprop.data import Images, normalise, permuted, split
+from powerprop.data.streams import pixel_order
+
+
+def toy(classes: int = 6, channels: int = 1) -> Images:
+    """12 training and 6 test images of 4x4; label i mod classes; every pixel of an image differs."""
+    x = torch.arange(18 * channels * 16).remainder(251).byte().view(18, channels, 4, 4)
+    y = torch.arange(18) % classes
+    return Images("toy", x[:12], y[:12], x[12:], y[12:], tuple(map(str, range(classes))))
+
+
+def test_permuted_tasks_reorder_the_pixels() -> None:
+    images = toy()
+    stream = permuted(images, 3, seed=5, validation=4)
+    assert len(stream) == 3
+    for t, task in enumerate(stream):
+        order = pixel_order(16, 5, t)
+        train = task.train()
+        assert train.x.dtype == torch.float32
+        assert train.x.shape == (8, 1, 4, 4)
+        assert torch.equal(train.x.flatten(1), images.train_x[:8].flatten(1)[:, order].float() / 255)
+        assert torch.equal(train.y, images.train_y[:8])
+        assert len(task.validation().x) == 4
+        assert torch.equal(task.test().x.flatten(1), images.test_x.flatten(1)[:, order].float() / 255)
+        assert task.classes == tuple(range(6 * t, 6 * t + 6))
+        assert task.global_labels(train.y).tolist() == [6 * t + int(y) for y in train.y]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 500))
+def test_an_order_is_a_permutation_of_its_own(seed: int, task: int) -> None:
+    order = pixel_order(784, seed, task)
+    assert torch.equal(order.sort().values, torch.arange(784))
+    assert torch.equal(order, pixel_order(784, seed, task))
+    assert not torch.equal(order, pixel_order(784, seed, task + 1))
+    assert not torch.equal(order, pixel_order(784, seed + 1, task))
+
+
+def test_orders_never_change_between_versions() -> None:
+    assert pixel_order(8, 0, 0).tolist() == [6, 3, 5, 0, 7, 2, 1, 4]
+    assert pixel_order(8, 1, 250).tolist() == [2, 7, 5, 6, 4, 1, 3, 0]
+
+
+def test_task_250_needs_no_other() -> None:
+    images = toy()
+    far, near = permuted(images, 300, seed=1, validation=0), permuted(images, 251, seed=1, validation=0)
+    assert torch.equal(far[250].test().x, near[-1].test().x)
+    assert [task.index for task in far[10:13]] == [10, 11, 12]
+    with pytest.raises(IndexError):
+        far[300]
+
+
+def test_the_first_task_may_be_the_images_themselves() -> None:
+    images = toy()
+    plain = permuted(images, 2, seed=0, validation=0, identity_first=True)
+    assert torch.equal(plain[0].train().x, images.train_x.float() / 255)
+    assert not torch.equal(plain[1].train().x, images.train_x.float() / 255)
+    shuffled = permuted(images, 2, seed=0, validation=0)
+    assert not torch.equal(shuffled[0].train().x, images.train_x.float() / 255)
+    assert torch.equal(shuffled[1].train().x, plain[1].train().x)
+
+
+def test_channels_are_permuted_alike_and_then_transformed() -> None:
+    images = toy(channels=3)
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 3.0])
+    task = permuted(images, 1, seed=0, validation=0, transform=partial(normalise, mean=mean, std=std))[0]
+    expected = normalise(images.test_x, mean, std).flatten(2)[:, :, pixel_order(16, 0, 0)]
+    assert torch.equal(task.test().x.flatten(2), expected)
+
+
+def test_split_takes_classes_in_order() -> None:
+    images = toy()
+    stream = split(images, 2, validation=3)
+    assert [task.classes for task in stream] == [(0, 1), (2, 3), (4, 5)]
+    task = stream[1]
+    assert task.name == "classes 2-3"
+    train = task.train()  # labels of the first nine training images: 0 1 2 3 4 5 0 1 2
+    assert train.y.tolist() == [0, 1, 0]
+    assert torch.equal(train.x, images.train_x[[2, 3, 8]].float() / 255)
+    assert task.global_labels(train.y).tolist() == [2, 3, 2]
+    assert task.validation().y.tolist() == [1]  # of the labels 3 4 5
+    assert task.test().y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("classes_per_task", [1, 2, 3, 6])
+def test_split_loses_nothing(classes_per_task: int) -> None:
+    images = toy()
+    stream = split(images, classes_per_task, validation=2)
+    assert len(stream) == 6 // classes_per_task
+    parts = [part for task in stream for part in (task.train(), task.validation(), task.test())]
+    assert sum(len(part.x) for part in parts) == 18
+    labels = torch.cat([task.global_labels(task.train().y) for task in stream])
+    assert torch.equal(labels.sort().values, images.train_y[:10].sort().values)
+
+
+def test_tasks_hold_no_images_of_their_own() -> None:
+    images = toy()
+    tasks = [*permuted(images, 3, seed=0, validation=0), *split(images, 2, validation=0)]
+    pointers = {task.splits.train.x.data_ptr() for task in tasks}
+    assert pointers == {images.train_x.data_ptr()}
+    assert repr(tasks[1]) == "Task(1, 'permutation 1')"
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match="tasks must be at least 1, got 0"):
+        permuted(toy(), 0, seed=0)
+    for bad in (0, 4):
+        with pytest.raises(ValueError, match=f"classes_per_task must divide the 6 classes of toy, got {bad}"):
+            split(toy(), bad)
+    with pytest.raises(ValueError, match="n_last must be .* got 5000"):
+        permuted(toy(), 1, seed=0)
