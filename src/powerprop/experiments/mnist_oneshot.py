@@ -12,8 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.oneshot import Config, jobs, prepare, run_job
+from powerprop.experiments.oneshot import Config, prepare, run_job
 from powerprop.experiments.oneshot_report import Story, compose
+from powerprop.experiments.tuning import jobs
 
 MNIST, LENET = "mnist", "lenet-300-100"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,21 @@ from safetensors.numpy import load_file
 
 from powerprop.experiments.base import Findings, Results
 from powerprop.experiments.folder import plain
-from powerprop.experiments.oneshot import FORMS, SURVIVORS, Arm, Config, arms, final_jobs, tuning_score
+from powerprop.experiments.measured import (
+    Measured,
+    band_points,
+    baseline,
+    best_arm,
+    largest_gain,
+    measure,
+    nearest,
+    nearest_to_four,
+)
+from powerprop.experiments.oneshot import SURVIVORS, Config, arms
+from powerprop.experiments.tuning import tuning_score
 from powerprop.report import (
     Cell,
     Column,
-    Curve,
     Image,
     Page,
     Section,
@@ -42,29 +51,6 @@ class Story:
     intro: str
 
 
-@dataclass(frozen=True)
-class Measured:
-    """An arm at its chosen learning rate: the results of its seeds, without those that diverged."""
-
-    arm: Arm
-    label: str
-    lr: float
-    keys: list[str]
-    runs: list[dict[str, Any]]
-    diverged: int
-
-    def cell(self, name: str, index: int | None = None) -> Cell:
-        """Mean and std over the seeds of a number, or of one point of a curve."""
-        return Cell.of(run[name] if index is None else run[name][index] for run in self.runs)
-
-    def band(self, points: Sequence[int], name: str = "test") -> Cell:
-        """Mean and std over the seeds of the mean over some points of the grid."""
-        return Cell.of(fmean(run[name][i] for i in points) for run in self.runs)
-
-    def curve(self, name: str, x: list[float]) -> Curve:
-        return Curve(self.label, self.arm.alpha, x, [run[name] for run in self.runs], self.arm.form == "direct")
-
-
 def compose(config: Config, results: Results, out: Path, story: Story) -> Findings:
     """Draw the figures into `out/figures` and write the page, the table and the summary."""
     measured = [m for m in (measure(config, arm, results) for arm in arms(config)) if m.runs]
@@ -80,42 +66,23 @@ def compose(config: Config, results: Results, out: Path, story: Story) -> Findin
     if len(config.lrs) > 1:
         sections.append(tuning_section(config, results, measured))
     page = Page(
-        story.title, story.intro, sections, plain(asdict(config)), read_json(out / "versions.json"), story.paper,
-        stats(config, measured, best, points),
-    )  # fmt: skip
+        title=story.title,
+        intro=f"{story.intro}\n\n{run_note(config)}",
+        sections=sections,
+        config=plain(asdict(config)),
+        versions=read_json(out / "versions.json"),
+        paper_reference=story.paper,
+        stats=stats(config, measured, best, points),
+    )
     return Findings(page, table, summary(config, results, measured, best, points))
 
 
-def measure(config: Config, arm: Arm, results: Results) -> Measured:
-    """The seeds of an arm at its chosen learning rate."""
-    jobs = final_jobs(config, arm, results)
-    runs = [results[job.key] for job in jobs]
-    good = [(job.key, run) for job, run in zip(jobs, runs, strict=True) if "diverged" not in run]
-    keys, kept = [key for key, _ in good], [run for _, run in good]
-    return Measured(arm, label(config, arm), jobs[0].settings["lr"], keys, kept, len(runs) - len(kept))
-
-
-def label(config: Config, arm: Arm) -> str:
-    """What the reader sees of an arm."""
-    if config.optimiser == "sgd":
-        return "baseline (α = 1)" if arm.alpha == 1 else f"α = {arm.alpha:g}"
-    return "Adam (α = 1)" if arm.alpha == 1 else f"Adam {FORMS[arm.form]} (α = {arm.alpha:g})"
-
-
-def band_points(config: Config) -> list[int]:
-    """The points of the grid inside the band that the headline averages over."""
-    return [i for i, kept in enumerate(config.grid) if config.band[0] <= kept <= config.band[1]]
-
-
-def best_arm(measured: Sequence[Measured]) -> Measured | None:
-    """The arm with α > 1 that scores best on the validation images, over the whole grid."""
-    candidates = [m for m in measured if m.arm.alpha > 1]
-    return max(candidates, key=lambda m: m.band(range(len(m.runs[0]["kept"])), "validation").mean, default=None)
-
-
-def baseline(measured: Sequence[Measured]) -> Measured | None:
-    """The arm with α = 1, if it was run."""
-    return next((m for m in measured if m.arm.alpha == 1), None)
+def run_note(config: Config) -> str:
+    """What this run did, for a reader who will compare it with the paper."""
+    width = f" with {config.width:g} times the channels" if config.width != 1 else ""
+    seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
+    measured = f"the first {config.test:,} test images" if config.test else "all test images"
+    return f"This run: {config.model}{width}, {config.steps:,} steps of {config.batch} images, {seeds}, {measured}."
 
 
 def main_table(config: Config, measured: Sequence[Measured], points: Sequence[int]) -> Table:
@@ -132,11 +99,6 @@ def main_table(config: Config, measured: Sequence[Measured], points: Sequence[in
     lost = sum(m.diverged for m in measured)
     caption = "Test accuracy in percent after one-shot pruning, without retraining."
     return Table("Accuracy against weights kept", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
-
-
-def nearest(config: Config, kept: float) -> int:
-    """The point of the grid nearest to a fraction kept, on the log scale."""
-    return int(np.argmin(np.abs(np.log(config.grid) - np.log(kept))))
 
 
 def accuracy_section(config: Config, measured: Sequence[Measured], table: Table, figures: Path) -> Section:
@@ -180,22 +142,19 @@ def weights_section(measured: Sequence[Measured], out: Path) -> Section:
     return Section("What training does to the weights", text, images, [table])
 
 
-def nearest_to_four(measured: Sequence[Measured]) -> Measured | None:
-    candidates = [m for m in measured if m.arm.alpha > 1 and m.arm.form == "targets"]
-    return min(candidates, key=lambda m: abs(m.arm.alpha - 4), default=None)
-
-
 def tuning_section(config: Config, results: Results, measured: Sequence[Measured]) -> Section:
     rows = []
     for m in measured:
         scores = [tuning_score(config, m.arm, lr, results) for lr in config.lrs]
-        rows.append([m.label, *("diverged" if s < 0 else f"{s:.2%}" for s in scores), f"{m.lr:g}"])
+        shown = (f"{score.mean:.2%} (dense {score.dense:.2%})" if score else "diverged" for score in scores)
+        rows.append([m.label, *shown, f"{m.lr:g}"])
     columns = ["", *(f"lr {lr:g}" for lr in config.lrs), "chosen"]
     text = (
-        "The learning rate of each row, the baseline included, is the one with the best score on the last "
-        f"{config.validation:,} training images, which are not trained on. The score is the accuracy averaged over the "
-        f"whole grid of {config.points} fractions kept, the dense network included, and over {config.tuning_seeds} "
-        f"tuning {'seed' if config.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
+        f"The learning rate of each row, the baseline included, is chosen on the last {config.validation:,} training "
+        "images, which are not trained on: among the candidates whose dense accuracy is within "
+        f"{100 * config.tolerance:g} points of the row's best, the one with the best accuracy averaged over the whole "
+        f"grid of {config.points} fractions kept, the dense network included, and over {config.tuning_seeds} tuning "
+        f"{'seed' if config.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
     )
     return Section("Choice of the learning rate", text, (), [Table("Validation score", columns, rows)])
 
@@ -207,8 +166,10 @@ def stats(config: Config, measured: Sequence[Measured], best: Measured | None, p
         return []
     where = f"mean over {config.band[0]:.1%}–{config.band[1]:.1%} of the weights kept"
     gain = best.band(points).mean - base.band(points).mean
+    peak = largest_gain(config, base, best)
     return [
         Stat("gain over the baseline", f"{100 * gain:+.1f} points", where),
+        Stat("largest gain", f"{100 * peak[0]:+.1f} points", f"at {config.grid[peak[1]]:.1%} kept"),
         Stat(best.label, f"{best.band(points).mean:.1%}", f"dense {best.cell('test', -1).mean:.2%}"),
         Stat(base.label, f"{base.band(points).mean:.1%}", f"dense {base.cell('test', -1).mean:.2%}"),
     ]
@@ -229,7 +190,8 @@ def summary(
 
 
 def _arm_summary(config: Config, results: Results, m: Measured, points: Sequence[int]) -> dict[str, Any]:
-    tuning = {f"{lr:g}": tuning_score(config, m.arm, lr, results) for lr in config.lrs} if len(config.lrs) > 1 else {}
+    scores = {lr: tuning_score(config, m.arm, lr, results) for lr in config.lrs} if len(config.lrs) > 1 else {}
+    tuning = {f"{lr:g}": score._asdict() if score else "diverged" for lr, score in scores.items()}
     return {
         "label": m.label, "alpha": m.arm.alpha, "form": m.arm.form, "lr": m.lr, "tuning": tuning,
         "seeds": len(m.runs), "diverged": m.diverged,
