@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 
@@ -16,20 +14,18 @@ from rich.progress import wrap_file
 from powerprop.data.store import digest
 
 TIMEOUT_SECONDS = 20.0
+CHUNK_BYTES = 2**20
 
 
 def write_atomically(target: Path, data: bytes) -> None:
     """Write the whole file or nothing: a reader never sees half of it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        temporary.write_bytes(data)
         os.replace(temporary, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_url(url: str, label: str) -> bytes:
@@ -37,7 +33,7 @@ def read_url(url: str, label: str) -> bytes:
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
         total = int(response.headers.get("Content-Length") or 0)
         with wrap_file(response, total, description=label, console=Console(stderr=True), transient=True) as file:
-            return file.read()
+            return b"".join(iter(lambda: file.read(CHUNK_BYTES), b""))
 
 
 def fetch(urls: Sequence[str], target: Path, expected: str) -> list[str]:
