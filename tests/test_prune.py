@@ -1,0 +1,153 @@
+"""How the budget is spread, and one-shot pruning: counts are exact, exceptions are obeyed."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import powerprop as pp
+from nets import net
+from powerprop.allocate import erk, uniform
+from powerprop.sparsify.prune import allocate, top_k, top_k_masks
+
+shapes = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.one_of(
+        st.tuples(st.integers(1, 60), st.integers(1, 60)),
+        st.tuples(st.integers(1, 20), st.integers(1, 20), st.just(3), st.just(3)),
+    ),
+    min_size=1,
+)
+
+
+def test_top_k_by_hand() -> None:
+    assert top_k(torch.tensor([3.0, 1, 4, 1, 5, 9, 2, 6]), 3).tolist() == [0, 0, 0, 0, 1, 1, 0, 1]
+
+
+def test_top_k_breaks_ties_by_position() -> None:
+    assert top_k(torch.tensor([[1.0, 1], [1, 1]]), 3).tolist() == [[1, 1], [1, 0]]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.data())
+def test_top_k_is_exact_and_right(values: list[int], data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, len(values)))
+    score = torch.tensor(values, dtype=torch.float32)
+    mask = top_k(score, k)
+    assert int(mask.sum()) == k
+    if 0 < k < len(values):
+        assert score[mask].min() >= score[~mask].max()
+
+
+@pytest.mark.parametrize("k", [-1, 4])
+def test_top_k_out_of_range(k: int) -> None:
+    with pytest.raises(ValueError, match=rf"k must be in \[0, 3\], got {k}"):
+        top_k(torch.ones(3), k)
+
+
+def test_top_k_of_nan() -> None:
+    with pytest.raises(ValueError, match="scores must be finite numbers to rank them, got 2 NaN"):
+        top_k(torch.tensor([1.0, math.nan, math.nan]), 1)
+
+
+def test_erk_by_hand() -> None:
+    # scores Σdims/Πdims: a 20/100 = .2, b 110/1000 = .11; budget 110 = ε(.2·100 + .11·1000), ε = 110/130
+    assert erk({"a": (10, 10), "b": (10, 100)}, 0.9) == {"a": 17, "b": 93}
+
+
+def test_erk_makes_crowded_layers_dense_and_solves_again() -> None:
+    # a would need density > 1: it stays dense (4), and b receives what is left of the 754.
+    assert erk({"a": (2, 2), "b": (50, 100)}, 0.85) == {"a": 4, "b": 747}
+
+
+@given(shapes, st.floats(0, 0.999))
+def test_erk_meets_the_asked_sparsity_exactly(layers: dict[str, tuple[int, ...]], sparsity: float) -> None:
+    total = sum(math.prod(s) for s in layers.values())
+    counts = erk(layers, sparsity)
+    assert sum(counts.values()) == total - round(total * sparsity)
+    assert all(0 <= counts[n] <= math.prod(s) for n, s in layers.items())
+
+
+@given(shapes, st.floats(0, 0.999))
+def test_uniform_meets_the_asked_sparsity_in_every_layer(layers: dict[str, tuple[int, ...]], sparsity: float) -> None:
+    for name, count in uniform(layers, sparsity).items():
+        size = math.prod(layers[name])
+        assert count == size - round(size * sparsity)
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "erk", "global"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9])
+def test_prune_is_exact(distribution: str, sparsity: float) -> None:
+    model = net()
+    masks = pp.prune(model, sparsity, distribution)
+    assert pp.Masks.nonzero(model) == masks
+    total = masks.numel()
+    slack = 1.5 / total if distribution == "uniform" else 0.5 / total
+    assert pp.sparsity(model).total == pytest.approx(sparsity, abs=slack + 1e-12)
+
+
+def test_prune_keeps_the_largest_of_each_layer() -> None:
+    model = net()
+    before = model[0].weight.detach().clone()  # type: ignore[union-attr,operator]
+    masks = pp.prune(model, 0.5)
+    kept = before[masks["0.weight"]].abs()
+    assert kept.min() > before[~masks["0.weight"]].abs().max()
+
+
+def test_global_ranks_all_weights_together() -> None:
+    scores = {"a": torch.tensor([9.0, 8, 7, 6]), "b": torch.tensor([5.0, 4, 3, 2])}
+    masks = top_k_masks(scores, 0.5, "global")
+    assert masks["a"].all()
+    assert not masks["b"].any()
+
+
+def test_exceptions_per_layer() -> None:
+    model = net()
+    layers = {"0.*": 0.0, "2.weight": pp.at_most(0.8), "4.weight": pp.half}
+    pp.prune(model, 0.9, layers=layers)
+    found = pp.sparsity(model)
+    assert found["0.weight"] == 0
+    assert found["2.weight"] == pytest.approx(0.8, abs=0.5 / 96)
+    assert found["4.weight"] == pytest.approx(0.45, abs=0.5 / 24)
+
+
+@pytest.mark.parametrize("distribution", ["erk", "global"])
+def test_exceptions_leave_the_rest_at_the_asked_sparsity(distribution: str) -> None:
+    masks = pp.prune(net(), 0.75, distribution, layers={"4.weight": 0.0})
+    assert masks["4.weight"].all()
+    assert int(masks["0.weight"].sum() + masks["2.weight"].sum()) == (72 + 96) // 4
+
+
+def test_biases_and_norms_are_not_pruned() -> None:
+    model = net()
+    before = {n: p.detach().clone() for n, p in model.named_parameters() if p.ndim == 1}
+    assert set(pp.prune(model, 0.9)) == {"0.weight", "2.weight", "4.weight"}
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters() if p.ndim == 1)
+
+
+def test_where_chooses() -> None:
+    assert set(pp.prune(net(), 0.5, where="0.*")) == {"0.weight", "0.bias"}
+
+
+@pytest.mark.parametrize("bad", [1.0, 1.4, -0.1, math.nan])
+def test_bad_sparsity_is_repeated_back(bad: float) -> None:
+    with pytest.raises(ValueError, match=rf"sparsity must be in \[0, 1\), got {bad}"):
+        pp.prune(net(), bad)
+    with pytest.raises(ValueError, match=rf"sparsity must be in \[0, 1\), got {bad} for '0\.weight'"):
+        pp.prune(net(), 0.5, layers={"0.weight": bad})
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ValueError, match="distribution must be one of uniform, erk, global, got 'ekr'"):
+        pp.prune(net(), 0.5, "ekr")
+    with pytest.raises(ValueError, match=r"layers='fc\*' matches no weight; there are 0\.weight, 2\.weight, 4\.weight"):
+        pp.prune(net(), 0.5, layers={"fc*": 0.1})
+    with pytest.raises(ValueError, match="one of uniform, erk here, got 'global'"):
+        allocate({"w": torch.ones(2, 2)}, 0.5, "global")
+
+
+def test_sparsity_prints_as_a_table() -> None:
+    model = net()
+    pp.prune(model, 0.5)
+    assert str(pp.sparsity(model)).splitlines()[-1].split() == ["all", "50.0000%"]
