@@ -20,9 +20,10 @@ from powerprop.experiments.runner import JobsFailedError, write_report
 from powerprop.experiments.runner import run as run_experiment
 from powerprop.report import MissingMatplotlibError, index_page
 from powerprop.report.style import matplotlib
+from powerprop.train.files import FileError
 from powerprop.train.parallel import default_workers
 
-INPUT_ERRORS = (RunError, DataNotFound, DataCorrupt, MissingMatplotlibError)
+INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
 """What the user can put right: shown as one line."""
 
 

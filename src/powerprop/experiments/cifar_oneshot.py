@@ -19,7 +19,7 @@ CIFAR10, CONV6 = "cifar10", "conv6"
 PRESETS = {
     "smoke": Config(
         data=CIFAR10, model=CONV6, alphas=(1.0, 2.0), lrs=(0.02,), seeds=1, steps=6, batch=20, momentum=0.9,
-        init="glorot_normal", pixels="standard", width=0.125, validation=100, test=100, points=5, every=3,
+        init="glorot_normal", pixels="standard", width=0.125, train=500, validation=100, test=100, points=5, every=3,
     ),
     "cpu": Config(
         data=CIFAR10, model=CONV6, alphas=(1.0, 2.0, 3.0), lrs=(0.01, 0.03), seeds=2, steps=2_000, momentum=0.9,

@@ -43,8 +43,11 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
     if not isinstance(saved, dict) or saved.get("experiment") not in experiments:
         raise RunError(f"{out / 'config.json'} names no known experiment; known are {', '.join(experiments)}")
     experiment = experiments[saved["experiment"]]
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in saved["config"].items()}
-    return experiment, saved["preset"], experiment.config(**values)
+    try:
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in saved["config"].items()}
+        return experiment, saved["preset"], experiment.config(**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{out / 'config.json'} does not fit {experiment.name}: {error}") from None
 
 
 def results_so_far(out: Path, keys: list[str]) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ MNIST, LENET = "mnist", "lenet-300-100"
 PRESETS = {
     "smoke": Config(
         data=MNIST, model=LENET, alphas=(1.0, 2.0), lrs=(0.2, 0.5), seeds=2, steps=40, every=10, points=5, test=500,
-        validation=500,
+        train=2_000, validation=500,
     ),
     "demo": Config(data=MNIST, model=LENET, alphas=(1.0, 2.0, 3.0), lrs=(0.5,), seeds=2, steps=8_000),
     "cpu": Config(

@@ -20,7 +20,7 @@ MNIST, LENET, BOTH = "mnist", "lenet-300-100", ("targets", "direct")
 PRESETS = {
     "smoke": Config(
         data=MNIST, model=LENET, optimiser="adam", forms=BOTH, alphas=(1.0, 2.0), lrs=(0.001,), seeds=1, steps=40,
-        every=20, points=5, test=500, validation=500,
+        every=20, points=5, test=500, train=2_000, validation=500,
     ),
     "cpu": Config(
         data=MNIST, model=LENET, optimiser="adam", forms=BOTH, alphas=(1.0, 2.0), lrs=(0.001,), seeds=5, steps=20_000

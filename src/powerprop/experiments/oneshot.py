@@ -56,6 +56,7 @@ class Config:
         pixels: "unit" scales them to [0, 1], "standard" each channel to mean 0 and variance 1.
         width: multiplies the channels of Conv-6.
         validation: the last so many training images choose the learning rate.
+        train: the first so many of the others are trained on; 0 means all.
         test: the first so many test images are measured; 0 means all.
         points: size of the grid of fractions kept, evenly spaced on a log scale up to 1.
         least: the smallest fraction kept.
@@ -79,6 +80,7 @@ class Config:
     pixels: str = "unit"
     width: float = 1.0
     validation: int = 5000
+    train: int = 0
     test: int = 0
     points: int = 20
     least: float = 0.01
@@ -177,7 +179,8 @@ def load_splits(config: Config) -> data.Splits:
     """Training, validation and test images as floats."""
     images = data.load(config.data)
     train, validation, test = images.split_validation(config.validation)
-    splits = data.Splits(train, validation, data.Part(*(part[: config.test or None] for part in test)))
+    train, test = _first(train, config.train), _first(test, config.test)
+    splits = data.Splits(train, validation, test)
     if config.pixels == "unit":
         return splits.map(data.to_float)
     mean, std = data.mean_std(train.x)
@@ -204,6 +207,10 @@ def make_optimizer(config: Config, model: nn.Module, alpha: float, form: str, lr
 def _layout(config: Config) -> Augment | None:
     """Channels last for convolutions: a step of Conv-6 on a CPU takes two thirds of the time."""
     return (lambda x, _: x.contiguous(memory_format=torch.channels_last)) if config.model == "conv6" else None
+
+
+def _first(part: data.Part, count: int) -> data.Part:
+    return data.Part(part.x[:count], part.y[:count]) if count else part
 
 
 def _measured(splits: data.Splits) -> dict[str, data.Part]:

@@ -82,7 +82,9 @@ def run_note(config: Config) -> str:
     width = f" with {config.width:g} times the channels" if config.width != 1 else ""
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     measured = f"the first {config.test:,} test images" if config.test else "all test images"
-    return f"This run: {config.model}{width}, {config.steps:,} steps of {config.batch} images, {seeds}, {measured}."
+    trained = f" of the first {config.train:,}" if config.train else ""
+    steps = f"{config.steps:,} steps of {config.batch} images{trained}"
+    return f"This run: {config.model}{width}, {steps}, {seeds}, {measured}."
 
 
 def main_table(config: Config, measured: Sequence[Measured], points: Sequence[int]) -> Table:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from powerprop.train.files import replacing
+from powerprop.train.files import FileError, replacing
 
 FORMAT = "powerprop-checkpoint-1"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(FileError):
     """A file that is not a whole checkpoint, or not one of this training."""
 
 

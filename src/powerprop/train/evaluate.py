@@ -34,4 +34,3 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1000) -> Score
     finally:
         model.train(training)
     return Score(loss / len(x), correct / len(x))
-

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import IO, Any
 
 
+class FileError(ValueError):
+    """A file that is damaged or not what it should be; the message names it."""
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """Write to a temporary file beside `path` and put it in its place when the block ends without an error."""
@@ -37,4 +41,4 @@ def read_json(path: str | Path) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from None
+        raise FileError(f"{path} is not a JSON file: {error}") from None

@@ -1,0 +1,95 @@
+"""A real run that is interrupted and killed ends, by the same command, in the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import standin
+from powerprop import data
+from powerprop.cli import main
+from powerprop.train import load_checkpoint
+
+STANDIN = Path(__file__).parent / "standin.py"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+
+def command(out: Path, workers: int) -> list[str]:
+    return ["run", "mnist-oneshot", "--preset", "smoke", "--workers", str(workers), "--out", str(out)]
+
+
+def half_done(out: Path) -> list[Path]:
+    """Jobs that have a checkpoint and no result."""
+    return [file for file in out.glob("jobs/*/checkpoint.pt") if not (file.parent / "result.json").exists()]
+
+
+def stop_in_the_middle(out: Path, number: signal.Signals, done: int) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start the run and signal it while a job is being trained and `done` others are finished; its worker processes."""
+    program = [sys.executable, str(STANDIN), *command(out, workers=2)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (half_done(out) and len(list(out.glob("jobs/*/result.json"))) >= done):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    process.send_signal(number)
+    return process, workers
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if running(pid)]}"
+        time.sleep(0.02)
+
+
+def running(pid: int) -> bool:
+    """Alive and not a zombie that waits to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_stopped_twice_and_resumed_is_bit_identical(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    monkeypatch.setattr(data, "load", standin.load)
+    assert main(command(whole, workers=1)) == 0
+
+    process, workers = stop_in_the_middle(parts, signal.SIGINT, done=0)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; the same command goes on from here" in errors
+    assert_gone(workers)
+
+    process, workers = stop_in_the_middle(parts, signal.SIGKILL, done=1)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert len(workers) >= 2
+    assert_gone(workers)
+    assert half_done(parts)
+
+    assert main(command(parts, workers=1)) == 0
+    assert f"Report: {parts / 'report.html'}" in capsys.readouterr().out
+
+    names = sorted(os.listdir(whole / "jobs"))
+    assert names == sorted(os.listdir(parts / "jobs"))
+    assert len(names) == 6  # two α, two learning rates to choose from, one more seed each
+    for name in names:
+        for file in ("metrics.jsonl", "result.json", "weights.safetensors"):
+            assert (whole / "jobs" / name / file).read_bytes() == (parts / "jobs" / name / file).read_bytes(), file
+        one, two = (load_checkpoint(out / "jobs" / name / "checkpoint.pt") for out in (whole, parts))
+        assert one["step"] == two["step"] == 40
+        assert one["model"].keys() == two["model"].keys()
+        assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
+    assert (whole / "summary.json").read_bytes() == (parts / "summary.json").read_bytes()
