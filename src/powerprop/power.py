@@ -127,6 +127,8 @@ def _integer_power(phi: Tensor, n: int, out: Tensor) -> Tensor:
         torch.pow(phi, 3, out=out).abs_()
     else:
         torch.mul(phi, phi, out=out)
+    if n == 4:
+        return out.mul_(out)
     for _ in range(n // 2 - 1):
         out.mul_(phi).mul_(phi)
     return out

@@ -1,0 +1,23 @@
+"""Ratios of step times in one run: interleaved, one thread, the best of many rounds, because machines are noisy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def best_times(steps: Mapping[str, Callable[[], object]], rounds: int = 20, calls: int = 30) -> dict[str, float]:
+    """Seconds per call of each, the least over the rounds; every round times all of them one after the other."""
+    torch.set_num_threads(1)
+    best = dict.fromkeys(steps, float("inf"))
+    for step in steps.values():
+        step()
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                step()
+            best[name] = min(best[name], (time.perf_counter() - start) / calls)
+    return best
