@@ -22,17 +22,23 @@ from powerprop.train.files import read_json, write_json
 
 def prepare(out: Path, experiment: Experiment, preset: str, config: Any) -> None:
     """Make the folder of a run, or check that the one there is of the same run."""
-    wanted = {"experiment": experiment.name, "preset": preset, "config": plain(asdict(config))}
     file = out / "config.json"
+    wanted = describe(experiment, preset, config)
     if not file.exists():
         if out.exists() and any(path.name != ".lock" for path in out.iterdir()):
             raise RunError(f"{out} is not empty and not a run (it has no config.json); choose another --out")
         write_json(out / "versions.json", versions())
         write_json(file, wanted)
         return
-    found = read_json(file)
+    # Through the dataclass, so that a setting that is newer than the folder counts with its default.
+    found = describe(*open_run(out, {experiment.name: experiment}))
     if found != wanted:
         raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
+
+
+def describe(experiment: Experiment, preset: str, config: Any) -> dict[str, Any]:
+    """What config.json says."""
+    return {"experiment": experiment.name, "preset": preset, "config": plain(asdict(config))}
 
 
 def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment, str, Any]:
@@ -41,7 +47,8 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
         raise RunError(f"{out} is not the folder of a run: it has no config.json")
     saved = read_json(out / "config.json")
     if not isinstance(saved, dict) or saved.get("experiment") not in experiments:
-        raise RunError(f"{out / 'config.json'} names no known experiment; known are {', '.join(experiments)}")
+        known = ", ".join(experiments)
+        raise RunError(f"{out / 'config.json'} is not of a run of {known}; choose another --out")
     experiment = experiments[saved["experiment"]]
     try:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in saved["config"].items()}
@@ -85,15 +92,11 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def difference(found: Any, wanted: Any) -> str:
+def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """`steps is 50000 there and 20000 here`, for every setting that differs."""
-    there, here = ({**_top(each), **each.get("config", {})} for each in (found, wanted))
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    return ", ".join(f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names)
-
-
-def _top(saved: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in saved.items() if name != "config"}
+    there, here = ({"preset": each["preset"], **each["config"]} for each in (found, wanted))
+    names = [name for name in here if there[name] != here[name]]
+    return ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here" for name in names)
 
 
 def plain(value: Any) -> Any:

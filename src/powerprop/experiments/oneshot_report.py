@@ -158,7 +158,18 @@ def tuning_section(config: Config, results: Results, measured: Sequence[Measured
         f"grid of {config.points} fractions kept, the dense network included, and over {config.tuning_seeds} tuning "
         f"{'seed' if config.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
     )
-    return Section("Choice of the learning rate", text, (), [Table("Validation score", columns, rows)])
+    passed_over = better_pruned(config, results, measured)
+    note = f"\n\nPassed over for their dense accuracy, though they prune better: {passed_over}." if passed_over else ""
+    return Section("Choice of the learning rate", text + note, (), [Table("Validation score", columns, rows)])
+
+
+def better_pruned(config: Config, results: Results, measured: Sequence[Measured]) -> str:
+    """The candidates with a better mean over the grid than the one chosen."""
+    found = []
+    for m in measured:
+        scores = {lr: score for lr in config.lrs if (score := tuning_score(config, m.arm, lr, results))}
+        found += [f"{m.label} at {lr:g}" for lr, score in scores.items() if score.mean > scores[m.lr].mean]
+    return ", ".join(found)
 
 
 def stats(config: Config, measured: Sequence[Measured], best: Measured | None, points: Sequence[int]) -> list[Stat]:

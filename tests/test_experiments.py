@@ -1,0 +1,332 @@
+"""The experiments: every one at smoke scale, and their parts worked out by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import standin
+from powerprop import Powerprop, data
+from powerprop.cli import main
+from powerprop.experiments import EXPERIMENTS, Experiment, pruning
+from powerprop.experiments.base import Job, RunError
+from powerprop.experiments.folder import locked, prepare
+from powerprop.experiments.measured import best_arm, largest_gain, measure
+from powerprop.experiments.mnist_oneshot import PRESETS
+from powerprop.experiments.oneshot import Arm, Config, arms, load_splits, make_optimizer
+from powerprop.experiments.runner import JobsFailedError, run, run_jobs
+from powerprop.experiments.tuning import chosen_lr, jobs, tuning_score
+from powerprop.train import NonFiniteError
+
+SMALL = Config(
+    data="mnist",
+    model="lenet-300-100",
+    alphas=(1.0, 2.0),
+    lrs=(0.1, 0.5),
+    seeds=2,
+    steps=5,
+    points=3,
+    band=(0.05, 0.2),
+)
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+def result(validation: list[float], test: list[float] | None = None) -> dict[str, Any]:
+    return {"kept": SMALL.grid, "validation": validation, "test": test or validation}
+
+
+@pytest.fixture(autouse=True)
+def images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
+
+
+# --- every experiment ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke(name: str, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[name]
+    findings = run(experiment, "smoke", experiment.presets["smoke"], tmp_path, 1, quiet())
+    assert len(findings.table.rows) == len(arms(experiment.presets["smoke"]))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["experiment"] == name
+    assert all(0 <= accuracy <= 1 for arm in summary["arms"] for accuracy in arm["test"])
+    assert summary["gain"] is not None
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    for folder in (tmp_path / "jobs").iterdir():
+        assert {path.name for path in folder.iterdir()} == {
+            "metrics.jsonl",
+            "checkpoint.pt",
+            "result.json",
+            "weights.safetensors",
+        }
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_presets_are_complete(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert experiment.name == name
+    assert {"smoke", "cpu", "paper"} <= experiment.presets.keys()
+    assert experiment.presets["paper"].seeds == 5
+    assert 1.0 in experiment.presets["cpu"].alphas
+
+
+def test_the_notebook_s_grid_has_six_points_in_the_band() -> None:
+    config = PRESETS["cpu"]
+    assert len(config.grid) == 20
+    assert config.grid[0] == pytest.approx(0.01)
+    assert config.grid[-1] == 1.0
+    assert sum(config.band[0] <= kept <= config.band[1] for kept in config.grid) == 6
+
+
+# --- the runner ---------------------------------------------------------------------------------------------------
+
+
+def toy(run_job: Any) -> Experiment:
+    """Two jobs, and a third that is known only when they are done; no report."""
+
+    def toy_jobs(config: Config, results: Any) -> list[Job]:
+        first = [Job("a", {"x": 1}), Job("b", {"x": 2})]
+        return [*first, Job("c", {"x": results["a"]["y"]})] if {"a", "b"} <= results.keys() else first
+
+    return Experiment("toy", "", "", Config, {}, lambda config: None, toy_jobs, run_job, None)  # type: ignore[arg-type]
+
+
+def test_stages_follow_each_other_and_finished_jobs_are_skipped(tmp_path: Path) -> None:
+    ran = []
+
+    def run_job(config: Config, job: Job, folder: Path, report: Any) -> dict[str, Any]:
+        ran.append(job.key)
+        return {"y": 10 * job.settings["x"]}
+
+    run_jobs(toy(run_job), SMALL, tmp_path, 1, quiet())
+    assert ran == ["a", "b", "c"]
+    assert json.loads((tmp_path / "jobs/c/result.json").read_text()) == {"x": 10, "y": 100}
+    (tmp_path / "jobs/b/result.json").unlink()
+    run_jobs(toy(run_job), SMALL, tmp_path, 1, quiet())
+    assert ran == ["a", "b", "c", "b"]
+
+
+def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
+    def run_job(config: Config, job: Job, folder: Path, report: Any) -> dict[str, Any]:
+        if job.key == "a":
+            raise ZeroDivisionError("by hand")
+        return {}
+
+    with pytest.raises(JobsFailedError, match="1 jobs failed: a") as error:
+        run_jobs(toy(run_job), SMALL, tmp_path, 1, quiet())
+    assert "ZeroDivisionError: by hand" in error.value.tracebacks["a"]
+    assert (tmp_path / "jobs/b/result.json").exists()
+
+
+def test_failed_jobs_are_shown_with_their_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr("powerprop.experiments.oneshot.fit", broken)
+    arguments = ["run", "mnist-oneshot", "--preset", "smoke", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert "Traceback" in errors
+    assert errors.strip().endswith("error: 4 jobs failed: " + ", ".join(job.key for job in jobs(PRESETS["smoke"], {})))
+
+
+def test_a_folder_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(RunError, match="in use by another process"), locked(tmp_path):
+        pass
+
+
+def test_a_setting_newer_than_the_folder_counts_with_its_default(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["mnist-oneshot"]
+    prepare(tmp_path, experiment, "smoke", PRESETS["smoke"])
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["config"]["momentum"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    prepare(tmp_path, experiment, "smoke", PRESETS["smoke"])
+    with pytest.raises(RunError, match=r"momentum is 0\.0 there and 0\.9 here, width is 1\.0 there and 2\.0 here"):
+        prepare(tmp_path, experiment, "smoke", replace(PRESETS["smoke"], momentum=0.9, width=2.0))
+    with pytest.raises(RunError, match="preset is 'smoke' there and 'cpu' here"):
+        prepare(tmp_path, experiment, "cpu", PRESETS["smoke"])
+
+
+# --- jobs and the choice of the learning rate ---------------------------------------------------------------------
+
+
+def test_tuning_first_then_all_seeds_at_the_chosen_rate() -> None:
+    first = jobs(SMALL, {})
+    assert [job.key for job in first] == [
+        "alpha1-lr0.1-seed0",
+        "alpha1-lr0.5-seed0",
+        "alpha2-lr0.1-seed0",
+        "alpha2-lr0.5-seed0",
+    ]
+    results = {
+        "alpha1-lr0.1-seed0": result([0.1, 0.8, 0.98]),
+        "alpha1-lr0.5-seed0": result([0.1, 0.7, 0.98]),
+        "alpha2-lr0.1-seed0": result([0.2, 0.7, 0.97]),
+        "alpha2-lr0.5-seed0": result([0.3, 0.8, 0.97]),
+    }
+    assert jobs(SMALL, {key: results[key] for key in list(results)[:3]}) == first
+    assert [job.key for job in jobs(SMALL, results)][4:] == ["alpha1-lr0.1-seed1", "alpha2-lr0.5-seed1"]
+
+
+def test_a_rate_that_spoils_the_dense_network_is_passed_over() -> None:
+    arm = Arm(1.0, "targets")
+    results = {"alpha1-lr0.1-seed0": result([0.1, 0.5, 0.98]), "alpha1-lr0.5-seed0": result([0.6, 0.9, 0.974])}
+    assert tuning_score(SMALL, arm, 0.5, results) == pytest.approx(((0.6 + 0.9 + 0.974) / 3, 0.974))
+    assert chosen_lr(SMALL, arm, results) == 0.1
+    assert chosen_lr(replace(SMALL, tolerance=0.007), arm, results) == 0.5
+
+
+def test_diverged_candidates_are_not_chosen() -> None:
+    arm = Arm(1.0, "targets")
+    bad = {"diverged": "the loss is nan"}
+    results: dict[str, dict[str, Any]] = {"alpha1-lr0.1-seed0": bad, "alpha1-lr0.5-seed0": result([0.1, 0.1, 0.1])}
+    assert chosen_lr(SMALL, arm, results) == 0.5
+    results["alpha1-lr0.5-seed0"] = bad
+    with pytest.raises(RunError, match=r"diverged at every learning rate of \(0\.1, 0\.5\) for alpha = 1"):
+        chosen_lr(SMALL, arm, results)
+
+
+def test_one_candidate_needs_no_tuning() -> None:
+    config = replace(SMALL, lrs=(0.5,), forms=("targets", "direct"))
+    assert [job.key for job in jobs(config, {})] == [
+        f"{arm}-lr0.5-seed{seed}" for arm in ("alpha1", "alpha2", "direct-alpha2") for seed in (0, 1)
+    ]
+
+
+def test_measured_arms_leave_out_diverged_seeds() -> None:
+    config = replace(SMALL, lrs=(0.5,))
+    results = {
+        "alpha1-lr0.5-seed0": result([0.1, 0.2, 0.9], [0.1, 0.3, 0.9]),
+        "alpha1-lr0.5-seed1": {"diverged": "the loss is nan"},
+        "alpha2-lr0.5-seed0": result([0.2, 0.6, 0.9], [0.2, 0.6, 0.9]),
+        "alpha2-lr0.5-seed1": result([0.2, 0.8, 0.9], [0.4, 0.8, 0.9]),
+    }
+    base, best = (measure(config, arm, results) for arm in arms(config))
+    assert (len(base.runs), base.diverged) == (1, 1)
+    assert best.cell("test", 1).mean == pytest.approx(0.7)
+    assert best.band([0, 1]).mean == pytest.approx(0.5)
+    assert best_arm([base, best]) is best
+    assert largest_gain(config, base, best) == (pytest.approx(0.4), 1)
+
+
+def test_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverging(*arguments: Any, **options: Any) -> None:
+        raise NonFiniteError("the loss is nan at step 3")
+
+    monkeypatch.setattr("powerprop.experiments.oneshot.fit", diverging)
+    config = PRESETS["smoke"]
+    found = EXPERIMENTS["mnist-oneshot"].run_job(config, jobs(config, {})[0], tmp_path, lambda done, values: None)
+    assert found == {"diverged": "the loss is nan at step 3"}
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alphas": (0.9,)}, r"alpha must be at least 1, got 0\.9"),
+        ({"alphas": (float("nan"),)}, "alpha must be at least 1, got nan"),
+        ({"alphas": ()}, r"alphas must be different, got \(\)"),
+        ({"lrs": (0.1, 0.1)}, r"learning rates must be different, got \(0\.1, 0\.1\)"),
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"optimiser": "lion"}, "optimiser must be one of sgd, adam, got 'lion'"),
+        ({"model": "vgg"}, "model must be one of lenet-300-100, conv6, got 'vgg'"),
+        ({"pixels": "raw"}, "pixels must be one of unit, standard, got 'raw'"),
+        ({"forms": ("sideways",)}, "form must be one of targets, direct, got 'sideways'"),
+        ({"band": (0.2, 0.3)}, r"no point of the grid lies in \(0\.2, 0\.3\)"),
+    ],
+)
+def test_bad_settings(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **change)
+
+
+def test_splits_and_pixels() -> None:
+    config = replace(SMALL, validation=100, train=50, test=30)
+    splits = load_splits(config)
+    assert [len(part.x) for part in splits] == [50, 100, 30]
+    assert 0 <= float(splits.train.x.min()) <= float(splits.train.x.max()) <= 1
+    standard = load_splits(replace(config, pixels="standard"))
+    assert float(standard.train.x.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(standard.train.x.std()) == pytest.approx(1, abs=1e-3)
+    assert torch.equal(standard.validation.y, splits.validation.y)
+
+
+def test_optimisers() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 2))
+
+    sgd = make_optimizer(replace(SMALL, momentum=0.9), net(), 2.0, "targets", 0.1)
+    assert isinstance(sgd, Powerprop)
+    assert sgd.alpha == 2.0
+    assert sgd.param_groups[0]["momentum"] == 0.9
+    direct = net()
+    adam = make_optimizer(replace(SMALL, optimiser="adam"), direct, 2.0, "direct", 0.1)
+    assert type(adam) is torch.optim.Adam
+    assert "0.parametrizations.weight.original" in dict(direct.named_parameters())
+
+
+# --- pruning, by hand ---------------------------------------------------------------------------------------------
+
+BEFORE = {"hidden": torch.tensor([0.1, -0.2, 0.3, -0.4]), "out": torch.tensor([0.5, -0.6, 0.7, 0.8])}
+AFTER = {"hidden": torch.tensor([-0.9, -0.8, 0.1, 0.0005]), "out": torch.tensor([0.5, 0.6, 0.7, 0.0])}
+
+
+def test_masks_keep_int_p_n_and_twice_as_many_at_the_output() -> None:
+    masks = pruning.layerwise_masks(BEFORE, 0.3)  # int(1.2) = 1 of 4, int(2.4) = 2 of 4
+    assert masks["hidden"].tolist() == [False, False, False, True]
+    assert masks["out"].tolist() == [False, False, True, True]
+    assert pruning.layerwise_masks(BEFORE, 0.5)["out"].all()
+
+
+def test_overlap() -> None:
+    # hidden: {3} before, {0} after; out: {2, 3} before, {1, 2} after. One of three is shared.
+    assert pruning.overlaps(BEFORE, AFTER, [0.3, 1.0]) == [pytest.approx(1 / 3), 1.0]
+
+
+def test_movement() -> None:
+    survivors = pruning.layerwise_masks(AFTER, 0.3)  # weights 0 | 1, 2
+    moved = pruning.movement(BEFORE, AFTER, survivors)
+    # Signs differ at hidden 0 and 3, out 1, and out 3, which went to zero.
+    assert moved["sign_changes"] == pytest.approx(4 / 8)
+    assert moved["sign_changes_of_survivors"] == pytest.approx(2 / 3)
+    assert moved["near_zero_before"] == 0
+    assert moved["near_zero_after"] == pytest.approx(2 / 8)
+
+
+def test_sample_takes_the_same_weights_before_and_after() -> None:
+    survivors = pruning.layerwise_masks(AFTER, 0.3)
+    drawn = pruning.sample(BEFORE, AFTER, survivors, 5, torch.Generator().manual_seed(0))
+    pairs = {(round(b, 4), round(a, 4), s) for b, a, s in zip(*(drawn[k].tolist() for k in drawn), strict=True)}
+    everything = zip(*(pruning.flat(part).tolist() for part in (BEFORE, AFTER, survivors)), strict=True)
+    assert len(pairs) == 5
+    assert pairs <= {(round(b, 4), round(a, 4), s) for b, a, s in everything}
+
+
+def test_accuracies_prune_from_the_trained_weights_and_put_them_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[2.0, 0.1], [0.2, 3.0]]))
+        model[1].weight.copy_(torch.tensor([[1.0, 0.1], [0.2, 1.5]]))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    x, y = torch.eye(2), torch.tensor([0, 1])
+    # At 25% only the 3 is left in the first layer: the first input gives zeros and argmax 0, still right.
+    # At 10% nothing is left and everything is class 0.
+    assert pruning.accuracies(model, x, y, [0.1, 0.25, 1.0]) == [0.5, 1.0, 1.0]
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
