@@ -1,24 +1,30 @@
 """Powerpropagation for PyTorch: networks that train sparse, stay accurate and never forget."""
 
 from powerprop.allocate import at_most, half
+from powerprop.flops import Flops, count_flops, layer_densities
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
 from powerprop.power import psi, psi_inverse, slope
+from powerprop.recalibrate import recalibrate
 from powerprop.reparam import fold, reparametrize
 from powerprop.sparsify.prune import magnitude_masks, prune, sparsity
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Flops",
     "Masks",
     "Powerprop",
     "at_most",
+    "count_flops",
     "fold",
     "half",
+    "layer_densities",
     "magnitude_masks",
     "prune",
     "psi",
     "psi_inverse",
+    "recalibrate",
     "reparametrize",
     "slope",
     "sparsity",

@@ -1,0 +1,225 @@
+"""FLOPs of a masked model: inference and training, as the papers on RigL and Top-KAST count them.
+
+One forward pass counts the dense FLOPs of every weight (two per multiply-add; norms, activations and the products of
+attention that involve no weight are not counted). A mask scales its layer's count by its density. A training step is
+three such passes: forward, gradient of the activations, gradient of the weights (Evci et al. 2020, appendix G).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from powerprop.allocate import Layers, check_sparsity
+from powerprop.select import Where, select
+from powerprop.sparsify.prune import allocate
+
+__all__ = ["Density", "Flops", "count_flops", "gradual", "layer_densities"]
+
+Density = Mapping[str, float | Tensor]
+"""By weight name: the fraction kept, or a mask; weights that are not named are dense."""
+
+
+class Terms(NamedTuple):
+    """What a training step is made of: forward FLOPs at the active, at the trainable and at full density."""
+
+    sparse: float
+    backward: float
+    dense: float
+    interval: int
+
+
+def _masked(t: Terms) -> float:
+    """All three passes are sparse."""
+    return 3 * t.sparse
+
+
+STEP: dict[str, Callable[[Terms], float]] = {
+    "dense": lambda t: 3 * t.dense,
+    "static": _masked,
+    "snip": _masked,
+    "set": _masked,
+    "dsr": _masked,
+    "iterative": _masked,
+    # Momentum of all weights needs the gradient of all weights, every step.
+    "snfs": lambda t: 2 * t.sparse + t.dense,
+    # One step in interval + 1 computes the gradient of all weights, to grow by.
+    "rigl": lambda t: (3 * t.sparse * t.interval + 2 * t.sparse + t.dense) / (t.interval + 1),
+    # Forward and back through the layers at A, the gradient of the weights at B.
+    "top-kast": lambda t: 2 * t.sparse + t.backward,
+}
+"""FLOPs of one training step by method, in terms of `Terms`; one-shot pruning trains "dense"."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The dense forward FLOPs of one example, by weight name, and what masks and methods make of them."""
+
+    layers: Mapping[str, float]
+
+    @property
+    def dense(self) -> float:
+        """f_D: a forward pass of one example with all weights."""
+        return sum(self.layers.values())
+
+    def forward(self, density: Density | None = None) -> float:
+        """f_S = Σ density_l · f_l: a forward pass of one example with the weights that are kept."""
+        density = density or {}
+        if unknown := set(density) - set(self.layers):
+            raise ValueError(f"densities for {sorted(unknown)}, but the weights here are {sorted(self.layers)}")
+        return sum(flops * _fraction(density.get(name, 1.0), name) for name, flops in self.layers.items())
+
+    def inference(self, density: Density | None = None) -> float:
+        """f_S / f_D: what the masked model costs, relative to the dense one."""
+        return self.forward(density) / self.dense
+
+    def training(
+        self, method: str, density: Density | None = None, backward: Density | None = None, interval: int = 100
+    ) -> float:
+        """A training step of the method, relative to a dense one (3 f_D).
+
+        method: one of `STEP`. Gradual pruning changes its density: see `average`.
+        density: of the weights that the forward pass uses.
+        backward: Top-KAST's density of the weights that get a gradient; all of them by default.
+        interval: RigL's steps between mask updates.
+        """
+        if method not in STEP:
+            raise ValueError(f"method must be one of {', '.join(STEP)}, got {method!r}")
+        if interval < 1:
+            raise ValueError(f"interval must be at least 1, got {interval}")
+        terms = Terms(self.forward(density), self.forward(backward), self.dense, interval)
+        return STEP[method](terms) / (3 * self.dense)
+
+    def average(self, stages: Iterable[tuple[float, Density]]) -> float:
+        """Training at changing density, relative to dense: Σ share · f_S / f_D over (share of the steps, density)."""
+        return sum(share * self.inference(density) for share, density in stages)
+
+
+def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where | None = None) -> Flops:
+    """Count by one forward pass in eval mode; the model is left as it was.
+
+    inputs: a batch, or the shape of one example, e.g. (3, 224, 224), which runs without computing anything.
+    where: the weights that count; by default those of all linear, convolutional and attention layers.
+    A weight that the pass does not reach counts 0; one that it uses twice counts twice.
+    """
+    counts = dict.fromkeys(select(model, where), 0.0)
+    with _counting(model, counts), _evaluating(model), torch.no_grad():
+        examples = _run(model, inputs)
+    if not sum(counts.values()):
+        raise ValueError(f"the forward pass of {type(model).__name__} used none of its weights: {list(counts)}")
+    return Flops({name: count / examples for name, count in counts.items()})
+
+
+def layer_densities(
+    model: nn.Module,
+    sparsity: float,
+    distribution: str = "uniform",
+    layers: Layers | None = None,
+    where: Where | None = None,
+) -> dict[str, float]:
+    """The fraction of each weight kept at this sparsity, for "uniform" or "erk"; arguments as for `prune`."""
+    weights = select(model, where)
+    counts = allocate(weights, sparsity, distribution, layers)
+    return {name: counts[name] / max(1, weight.numel()) for name, weight in weights.items()}
+
+
+def gradual(sparsity: float, updates: int, start: float = 0.2, stop: float = 0.8) -> list[tuple[float, float]]:
+    """Gradual pruning as (share of the steps, sparsity): s_i = s_f(1 - (1 - i/n)³), i = 0 … n (Zhu & Gupta 2017).
+
+    updates: n, how often the sparsity rises between `start` and `stop`, which are fractions of the training.
+    """
+    check_sparsity(sparsity)
+    if not 0 <= start < stop <= 1:
+        raise ValueError(f"start and stop must be fractions with start < stop, got {start} and {stop}")
+    if updates < 1:
+        raise ValueError(f"updates must be at least 1, got {updates}")
+    rising = [((stop - start) / updates, sparsity * (1 - (1 - i / updates) ** 3)) for i in range(updates)]
+    return [(start, 0.0), *rising, (1 - stop, sparsity)]
+
+
+def _fraction(density: float | Tensor, name: str) -> float:
+    value = float(density.float().mean()) if isinstance(density, Tensor) else float(density)
+    if not 0 <= value <= 1:
+        raise ValueError(f"density must be in [0, 1], got {value:g} for {name!r}")
+    return value
+
+
+def _run(model: nn.Module, inputs: Tensor | Sequence[int]) -> int:
+    """The forward pass, on the meta device if only a shape is given; returns the number of examples."""
+    if isinstance(inputs, Tensor):
+        model(inputs)
+        return len(inputs)
+    named = (*model.named_parameters(), *model.named_buffers())
+    meta = {name: tensor.detach().to("meta") for name, tensor in named}
+    functional_call(model, meta, (torch.empty(1, *inputs, device="meta"),))
+    return 1
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _counting(model: nn.Module, counts: dict[str, float]) -> Iterator[None]:
+    """Hooks that add the FLOPs of every layer's weights to `counts` as it is called."""
+    known = {id(param): name for name, param in model.named_parameters() if name in counts}
+    handles = []
+    for module in model.modules():
+        used = {attribute: p for attribute, p in _weights(module).items() if id(p) in known}
+        for attribute, param in used.items():
+            hook = _hook(attribute, param.numel(), known[id(param)], counts)
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _weights(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that the module multiplies with; attention also does its output layer's work itself."""
+    own: dict[str, Tensor] = dict(module.named_parameters(recurse=False))
+    if isinstance(module, nn.MultiheadAttention):
+        own["out_proj.weight"] = module.out_proj.weight
+    return own
+
+
+def _hook(attribute: str, size: int, name: str, counts: dict[str, float]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        counts[name] += 2 * size * _positions(module, attribute, args, kwargs, output)
+
+    return hook
+
+
+def _positions(module: nn.Module, attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    """How often each weight is multiplied, over the whole batch."""
+    if isinstance(module, nn.MultiheadAttention):
+        return _tokens(attribute, args, kwargs)
+    if isinstance(module, _ConvTransposeNd):
+        source: Tensor = args[0] if args else kwargs["input"]
+        return source.numel() / module.in_channels
+    if isinstance(module, _ConvNd):
+        return float(out.numel() / module.out_channels)
+    return float(out.numel() / module.out_features) if isinstance(module, (nn.Linear, nn.Bilinear)) else 0.0
+
+
+def _tokens(attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Attention projects queries, keys and values; its output has as many tokens as the queries."""
+    given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+    query, key, value = (given[name].numel() / given[name].shape[-1] for name in ("query", "key", "value"))
+    shares = {"in_proj_weight": (query + key + value) / 3, "k_proj_weight": key, "v_proj_weight": value}
+    return float(shares.get(attribute, query))

@@ -1,0 +1,78 @@
+"""Batch-norm recalibration: pruning changes what flows through a network, its running statistics should follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["recalibrate"]
+
+Net = TypeVar("Net", bound=nn.Module)
+Batch = Tensor | Sequence[Tensor]
+
+
+@torch.no_grad()
+def recalibrate(model: Net, batches: Iterable[Batch]) -> Net:
+    """Measure the running mean and variance of every batch norm anew, as the plain average over the batches.
+
+        μ = 1/n Σ μ_i,    σ² = 1/n Σ σ_i²      over the batches i = 1 … n
+
+    Call it after `prune`: the statistics in the model are those of the dense network. Nothing else changes: no weight,
+    no mode, and dropout and all other layers work as in evaluation meanwhile. A model without batch norm is returned
+    as it is, and if a batch fails, the old statistics are put back.
+
+    batches: a finite number of inputs, or of (inputs, labels, …) whose first part is the input. Some ten batches of
+        the training data are enough (`itertools.islice(batches, 10)` takes them from an endless source).
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        return model
+    remaining = iter(batches)
+    first = next(remaining, None)
+    if first is None:
+        raise ValueError("recalibrate needs at least one batch, got none")
+    device = next(model.parameters()).device
+    with _measuring(model, norms):
+        for batch in chain([first], remaining):
+            model(_inputs(batch).to(device))
+    return model
+
+
+def _inputs(batch: Batch) -> Tensor:
+    inputs = batch if isinstance(batch, Tensor) else batch[0]
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"a batch must be a tensor or begin with one, got {type(inputs).__name__}")
+    return inputs
+
+
+@contextmanager
+def _measuring(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
+    """Norms train with a cumulative average from zero, all else evaluates; modes and momenta come back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    before = [(norm, norm.momentum, _statistics(norm)) for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.training = True
+    try:
+        yield
+    except BaseException:
+        for norm, _, statistics in before:
+            norm.load_state_dict(statistics, strict=False)
+        raise
+    finally:
+        for norm, momentum, _ in before:
+            norm.momentum = momentum
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _statistics(norm: _BatchNorm) -> dict[str, Any]:
+    return {name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)}
