@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from powerprop import Flops, Masks, at_most, count_flops, layer_densities
-from powerprop.flops import gradual
 from powerprop.models.resnet import Bottleneck, ResNet
 
 DENSE_STEM = {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}
@@ -151,7 +150,6 @@ SPARSE, BACKWARD = {"a": 0.5, "b": 0.1}, {"b": 0.5}
         ("snip", 3 * 80),
         ("set", 3 * 80),
         ("dsr", 3 * 80),
-        ("iterative", 3 * 80),
         ("snfs", 2 * 80 + 400),
         ("rigl", (3 * 80 * 9 + 2 * 80 + 400) / 10),
         ("top-kast", 2 * 80 + 250),
@@ -167,12 +165,11 @@ def test_masks_count_as_densities() -> None:
 
 
 def test_gradual_pruning_by_hand() -> None:
-    """Two updates to 80%: sparsity 0, 0 and 0.8(1 - 1/8) = 0.7 on the way, 0.8 after it."""
-    stages = gradual(0.8, updates=2, start=0.2, stop=0.8)
-    assert [share for share, _ in stages] == pytest.approx([0.2, 0.3, 0.3, 0.2])
-    assert [sparsity for _, sparsity in stages] == pytest.approx([0, 0, 0.7, 0.8])
-    average = TOY.average((share, {"a": 1 - s, "b": 1 - s}) for share, s in stages)
-    assert average == pytest.approx(0.5 + 0.3 * 0.3 + 0.2 * 0.2)
+    """Pruned at 0.5 and 0.8 of the training: progress 0 until then, 1 - 1/8 in between, 1 afterwards."""
+    progress = 0.3 * 7 / 8 + 0.2
+    assert TOY.gradual(SPARSE, start=0.2, stop=0.8, interval=0.3) == pytest.approx(1 - progress * (1 - 80 / 400))
+    assert TOY.gradual(SPARSE, start=0.0, stop=1.0, interval=1e-4) == pytest.approx(1 - 0.75 * 0.8, abs=1e-4)
+    assert TOY.gradual(SPARSE, start=0.2, stop=0.8, interval=1.0) == pytest.approx(1 - 0.2 * 0.8)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------
@@ -187,9 +184,7 @@ def test_bad_input_is_repeated() -> None:
         TOY.forward({"c": 0.5})
     with pytest.raises(ValueError, match=r"density must be in \[0, 1\], got 1.5 for 'a'"):
         TOY.forward({"a": 1.5})
-    with pytest.raises(ValueError, match="start and stop must be fractions with start < stop, got 0.8 and 0.2"):
-        gradual(0.9, 10, start=0.8, stop=0.2)
-    with pytest.raises(ValueError, match="updates must be at least 1, got 0"):
-        gradual(0.9, 0)
+    with pytest.raises(ValueError, match="expected 0 <= start < stop <= 1 and interval > 0, got 0.8, 0.2 and 0.1"):
+        TOY.gradual(SPARSE, 0.8, 0.2, 0.1)
     with pytest.raises(ValueError, match="Identity used none of its weights"):
         count_flops(nn.Identity(), (3,))

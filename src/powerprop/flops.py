@@ -7,7 +7,8 @@ three such passes: forward, gradient of the activations, gradient of the weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from powerprop.allocate import Layers, check_sparsity
+from powerprop.allocate import Layers
 from powerprop.select import Where, select
 from powerprop.sparsify.prune import allocate
 
-__all__ = ["Density", "Flops", "count_flops", "gradual", "layer_densities"]
+__all__ = ["Density", "Flops", "count_flops", "layer_densities"]
 
 Density = Mapping[str, float | Tensor]
 """By weight name: the fraction kept, or a mask; weights that are not named are dense."""
@@ -47,7 +48,6 @@ STEP: dict[str, Callable[[Terms], float]] = {
     "snip": _masked,
     "set": _masked,
     "dsr": _masked,
-    "iterative": _masked,
     # Momentum of all weights needs the gradient of all weights, every step.
     "snfs": lambda t: 2 * t.sparse + t.dense,
     # One step in interval + 1 computes the gradient of all weights, to grow by.
@@ -85,7 +85,7 @@ class Flops:
     ) -> float:
         """A training step of the method, relative to a dense one (3 f_D).
 
-        method: one of `STEP`. Gradual pruning changes its density: see `average`.
+        method: one of `STEP`; for gradual pruning, whose density changes, see `gradual`.
         density: of the weights that the forward pass uses.
         backward: Top-KAST's density of the weights that get a gradient; all of them by default.
         interval: RigL's steps between mask updates.
@@ -97,9 +97,25 @@ class Flops:
         terms = Terms(self.forward(density), self.forward(backward), self.dense, interval)
         return STEP[method](terms) / (3 * self.dense)
 
-    def average(self, stages: Iterable[tuple[float, Density]]) -> float:
-        """Training at changing density, relative to dense: Σ share · f_S / f_D over (share of the steps, density)."""
-        return sum(share * self.inference(density) for share, density in stages)
+    def gradual(self, density: Density, start: float = 0.2, stop: float = 0.8, interval: float = 1 / 16) -> float:
+        """Training with gradual pruning, relative to dense: the mean of f_S / f_D over the whole of it.
+
+        Every layer is pruned to its final density along p(t) = 1 - (1 - (t - start)/(stop - start))³.
+
+        density: at the end.
+        start, stop, interval: of the pruning, as fractions of the training.
+        """
+        if not 0 <= start < stop <= 1 or not interval > 0:
+            raise ValueError(f"expected 0 <= start < stop <= 1 and interval > 0, got {start}, {stop} and {interval}")
+        return 1 - _mean_progress(start, stop, interval) * (1 - self.inference(density))
+
+
+def _mean_progress(start: float, stop: float, interval: float) -> float:
+    """The mean over the training of the p that was reached at the last pruning."""
+    count = math.ceil((stop - start) / interval - 1e-9)
+    moments = [start + i * interval for i in range(count)] + [stop, 1.0]
+    reached = [1 - (1 - min(1.0, (t - start) / (stop - start))) ** 3 for t in moments[:-1]]
+    return sum(p * (after - t) for p, t, after in zip(reached, moments[:-1], moments[1:], strict=True))
 
 
 def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where | None = None) -> Flops:
@@ -128,20 +144,6 @@ def layer_densities(
     weights = select(model, where)
     counts = allocate(weights, sparsity, distribution, layers)
     return {name: counts[name] / max(1, weight.numel()) for name, weight in weights.items()}
-
-
-def gradual(sparsity: float, updates: int, start: float = 0.2, stop: float = 0.8) -> list[tuple[float, float]]:
-    """Gradual pruning as (share of the steps, sparsity): s_i = s_f(1 - (1 - i/n)³), i = 0 … n (Zhu & Gupta 2017).
-
-    updates: n, how often the sparsity rises between `start` and `stop`, which are fractions of the training.
-    """
-    check_sparsity(sparsity)
-    if not 0 <= start < stop <= 1:
-        raise ValueError(f"start and stop must be fractions with start < stop, got {start} and {stop}")
-    if updates < 1:
-        raise ValueError(f"updates must be at least 1, got {updates}")
-    rising = [((stop - start) / updates, sparsity * (1 - (1 - i / updates) ** 3)) for i in range(updates)]
-    return [(start, 0.0), *rising, (1 - stop, sparsity)]
 
 
 def _fraction(density: float | Tensor, name: str) -> float:
