@@ -13,7 +13,9 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from powerprop.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from powerprop.train.distributed import ALONE, Ranks
 from powerprop.train.log import MetricsLog
+from powerprop.train.precision import FULL, Precision
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,6 +49,8 @@ def fit(
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     eval_every: int | None = None,
     progress: Callable[[int, dict[str, float]], None] | None = None,
+    precision: Precision = FULL,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Train `model` for `steps` steps; with a checkpoint on the disk, go on from there.
 
@@ -58,6 +62,9 @@ def fit(
         log: receives the mean training loss every `log_every` steps and what `evaluate(model)` returns
             every `eval_every` steps (None: after the last step only).
         progress: called with the step and the latest values whenever something was measured.
+        precision: of the forward and backward pass; weights and updates are float32.
+        ranks: the processes that train together, each on its part of the batch. All call `fit` alike and measure
+            together; rank 0 alone writes the checkpoint, and all go on from it. Others need no log.
 
     Raises:
         NonFiniteError: the loss or a weight is NaN or infinite. Looked at every `log_every` steps and before each
@@ -66,9 +73,10 @@ def fit(
     _check_positive(steps=steps, checkpoint_every=checkpoint_every, log_every=log_every, eval_every=eval_every or 1)
     device = next(model.parameters()).device
     rates = [group["lr"] for group in optimizer.param_groups]
-    tally = LossTally(device)
-    parts = {"model": model, "optimizer": optimizer, "batches": batches, "loss": tally}
-    start = _resume(checkpoint, parts, log, steps)
+    tally = LossTally(device, ranks)
+    parts = {"model": model, "optimizer": optimizer, "batches": batches, "loss": tally, **precision.parts()}
+    start = ranks.agree(_resume(checkpoint, parts, log, steps), "the step of the checkpoint")
+    network = ranks.wrap(model)
     latest: dict[str, float] = {}
     model.train()
     for step in range(start + 1, steps + 1):
@@ -77,15 +85,16 @@ def fit(
                 group["lr"] = rate * schedule(step - 1)
         inputs, labels = next(batches)
         optimizer.zero_grad()
-        value = loss(model(inputs.to(device)), labels.to(device))
-        value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        with precision.autocast(device):
+            value = loss(network(inputs.to(device)), labels.to(device))
+        precision.step(value, optimizer)
         tally.add(value)
 
         measured: dict[str, float] = {}
         if _due(step, steps, log_every):
             measured["loss"] = tally.take(step)
         if evaluate is not None and _due(step, steps, eval_every):
+            ranks.broadcast_buffers(model)
             measured |= evaluate(model)
         if measured:
             latest |= measured
@@ -96,13 +105,17 @@ def fit(
         if checkpoint is not None and _due(step, steps, checkpoint_every):
             tally.mean(step)
             _check_weights(model, step)
-            save_checkpoint(checkpoint, _state(parts, log, step))
+            if ranks.main:
+                save_checkpoint(checkpoint, _state(parts, log, step))
+            ranks.barrier()
+    ranks.broadcast_buffers(model)
 
 
 class LossTally:
     """The running mean of the loss, kept on its device so that no step waits for it; part of the checkpoint."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.total = torch.zeros((), device=device)
         self.count = 0
 
@@ -111,7 +124,8 @@ class LossTally:
         self.count += 1
 
     def mean(self, step: int) -> float:
-        """The mean of the losses since the last `take`; NaN or infinity among them is an error."""
+        """The mean of the losses since the last `take`, on all ranks; NaN or infinity among them is an error."""
+        self.total = self.ranks.mean(self.total)
         mean = self.total.item() / max(self.count, 1)
         if not math.isfinite(mean):
             when = f"at step {step} (or up to {self.count - 1} steps before)"

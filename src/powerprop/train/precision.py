@@ -1,0 +1,62 @@
+"""Mixed precision: the passes in 16 bits, weights and updates in 32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+__all__ = ["FULL", "PRECISIONS", "Precision"]
+
+PRECISIONS: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Precision:
+    """How the forward and backward pass compute.
+
+    name: "float32", "bfloat16", or "float16", whose short range needs the loss to be scaled up: a step whose gradients
+        overflow is left out, and the scale is part of the checkpoint.
+    device: the type of the device that the model is on, "cuda" or "cpu".
+    """
+
+    def __init__(self, name: str = "float32", device: str = "cpu") -> None:
+        if name not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
+        self.name, self.dtype = name, PRECISIONS[name]
+        self.scaler = GradScaler(device) if name == "float16" else None
+
+    @contextmanager
+    def autocast(self, device: torch.device) -> Iterator[None]:
+        """Inside, matrix products and convolutions compute in this precision."""
+        if self.dtype == torch.float32:
+            yield
+            return
+        with torch.autocast(device.type, self.dtype):
+            yield
+
+    def step(self, loss: Tensor, optimizer: Optimizer) -> None:
+        """Backward pass and optimiser step."""
+        if self.scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def parts(self) -> dict[str, Any]:
+        """What belongs into a checkpoint."""
+        return {} if self.scaler is None else {"scaler": self.scaler}
+
+
+FULL = Precision()
+"""Everything in float32."""
