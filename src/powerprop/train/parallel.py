@@ -92,7 +92,6 @@ def _run_side_by_side(tasks: Sequence[Task], workers: int, display: Display, out
                     _dismiss(connection, process)
     finally:
         for connection, (process, _) in crew.items():
-            process.kill()  # nothing is lost: files are replaced atomically and the work resumes
             _dismiss(connection, process)
 
 
@@ -136,7 +135,9 @@ def _receive(connection: Connection, process: BaseProcess) -> tuple[Any, ...]:
 
 
 def _dismiss(connection: Connection, process: BaseProcess) -> None:
+    """End a worker at once: what it did is on the disk, what it was doing resumes."""
     connection.close()
+    process.kill()
     process.join()
 
 
