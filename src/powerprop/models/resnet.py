@@ -76,16 +76,17 @@ class ResNet(nn.Module):
         depths: Sequence[int],
         classes: int,
         norm: Callable[[int], nn.Module],
+        width: int = 64,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
-        self.bn1 = norm(64)
-        channels = 64
+        self.conv1 = nn.Conv2d(3, width, 7, 2, padding=3, bias=False)
+        self.bn1 = norm(width)
+        channels = width
         for i, depth in enumerate(depths):
-            width, blocks = 64 * 2**i, nn.Sequential()
+            stage, blocks = width * 2**i, nn.Sequential()
             for j in range(depth):
-                blocks.append(block(channels, width, 2 if i > 0 and j == 0 else 1, norm))
-                channels = width * block.expansion
+                blocks.append(block(channels, stage, 2 if i > 0 and j == 0 else 1, norm))
+                channels = stage * block.expansion
             self.add_module(f"layer{i + 1}", blocks)
         self.fc = nn.Linear(channels, classes)
 
@@ -100,18 +101,20 @@ class ResNet(nn.Module):
 def resnet18(
     classes: int = 1000,
     *,
+    width: int = 64,
     norm: str = "batch",
     zero_init_last: bool = False,
     init: str = "he_normal",
     generator: torch.Generator | None = None,
 ) -> ResNet:
     """ResNet-18, 11,689,512 parameters for 1000 classes; arguments as for `resnet50`."""
-    return _resnet(BasicBlock, (2, 2, 2, 2), classes, norm, zero_init_last, init, generator)
+    return _resnet(BasicBlock, (2, 2, 2, 2), classes, width, norm, zero_init_last, init, generator)
 
 
 def resnet50(
     classes: int = 1000,
     *,
+    width: int = 64,
     norm: str = "batch",
     zero_init_last: bool = False,
     init: str = "he_normal",
@@ -120,17 +123,19 @@ def resnet50(
     """ResNet-50, 25,557,032 parameters for 1000 classes; loads torchvision's checkpoints.
 
     Args:
+        width: channels of the first stage; every later stage has twice those of the one before.
         norm: "batch" or "group" (32 groups; for batches too small for batch norm).
         zero_init_last: start the output layer at zero, as is customary. A zero weight can never move under
             Powerprop with α > 1 (the slope α|φ|^(α-1) vanishes), so the paper does it for α = 1 only.
     """
-    return _resnet(Bottleneck, (3, 4, 6, 3), classes, norm, zero_init_last, init, generator)
+    return _resnet(Bottleneck, (3, 4, 6, 3), classes, width, norm, zero_init_last, init, generator)
 
 
 def _resnet(
     block: type[BasicBlock] | type[Bottleneck],
     depths: Sequence[int],
     classes: int,
+    width: int,
     norm: str,
     zero_init_last: bool,
     init: str,
@@ -138,7 +143,7 @@ def _resnet(
 ) -> ResNet:
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
-    model = build(lambda: ResNet(block, depths, classes, NORMS[norm]), init, generator)
+    model = build(lambda: ResNet(block, depths, classes, NORMS[norm], width), init, generator)
     if zero_init_last:
         nn.init.zeros_(model.fc.weight)
     return model
