@@ -1,0 +1,118 @@
+"""Pictures in tar files, as WebDataset lays them out: `<key>.jpg` beside `<key>.cls`, the label in digits.
+
+The headers are read once, in a stream, and every picture is then one read at a known offset. So an epoch's order does
+not depend on the number of processes, and training resumes at any batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from powerprop.data.fetch import write_atomically
+from powerprop.data.store import cache_dir, corrupt
+
+__all__ = ["Shards", "write_shard"]
+
+SUFFIXES = ("jpg", "jpeg", "png")
+FORMAT = "powerprop-shards-1"
+
+
+class Entry(NamedTuple):
+    """Where a picture lies in its tar file, and its class."""
+
+    offset: int
+    size: int
+    label: int
+
+
+class Shards:
+    """The pictures of several tar files, in their order.
+
+    Args:
+        paths: the tar files, not compressed; a file list made once is kept in the user's cache.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        if not paths:
+            raise ValueError("expected at least one tar file, got none")
+        self.paths = [str(path) for path in paths]
+        entries = [_indexed(path) for path in paths]
+        self.blocks = [len(part) for part in entries]
+        self.labels = torch.tensor([entry.label for part in entries for entry in part])
+        self.offsets = torch.tensor([entry[:2] for part in entries for entry in part])
+        self.shards = torch.repeat_interleave(torch.tensor(self.blocks))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, row: int) -> bytes:
+        """The encoded picture."""
+        offset, size = self.offsets[row].tolist()
+        path = self.paths[int(self.shards[row])]
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        if len(data) != size:
+            raise corrupt(Path(path), f"it ends before its picture {row}; its list of pictures is older than the file")
+        return data
+
+
+def _indexed(path: Path) -> list[Entry]:
+    """The file's entries, from the cache if it was read before and has not changed since."""
+    stat = path.stat()
+    name = f"{path.resolve()}-{stat.st_size}-{stat.st_mtime_ns}"
+    cached = cache_dir() / "shards" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+    if cached.is_file():
+        saved: dict[str, Any] = json.loads(cached.read_text(encoding="utf-8"))
+        if saved.get("format") == FORMAT:
+            return [Entry(*entry) for entry in saved["entries"]]
+    entries = read_index(path)
+    write_atomically(cached, json.dumps({"format": FORMAT, "entries": entries}).encode())
+    return entries
+
+
+def read_index(path: Path) -> list[Entry]:
+    """Read the headers and the labels; pictures are skipped over."""
+    pictures: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                key, _, suffix = member.name.rpartition(".")
+                if member.isfile() and suffix.lower() in SUFFIXES:
+                    pictures[key] = (member.offset_data, member.size)
+                elif member.isfile() and suffix == "cls":
+                    labels[key] = _label(tar, member, path)
+    except tarfile.TarError as error:
+        raise corrupt(path, f"it is not a whole, uncompressed tar file ({error})") from None
+    if missing := sorted(pictures.keys() ^ labels.keys()):
+        raise corrupt(path, f"{missing[0]!r} has no {'label' if missing[0] in pictures else 'picture'} beside it")
+    return [Entry(*place, labels[key]) for key, place in pictures.items()]
+
+
+def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
+    file = tar.extractfile(member)
+    text = b"" if file is None else file.read()
+    if not text.strip().isdigit():
+        raise corrupt(path, f"the label of {member.name!r} must be a number, got {text[:20]!r}")
+    return int(text)
+
+
+def write_shard(path: Path, pictures: Iterable[tuple[bytes, int]]) -> None:
+    """Write encoded pictures with their labels as one tar file of this layout."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for row, (data, label) in enumerate(pictures):
+            for suffix, part in (("jpg", data), ("cls", str(label).encode())):
+                info = tarfile.TarInfo(f"{row:08d}.{suffix}")
+                info.size = len(part)
+                tar.addfile(info, io.BytesIO(part))
+    write_atomically(path, content.getvalue())
