@@ -7,14 +7,23 @@ from powerprop.optim import Powerprop
 from powerprop.power import psi, psi_inverse, slope
 from powerprop.recalibrate import recalibrate
 from powerprop.reparam import fold, reparametrize
+from powerprop.sparsify import DSR, SET, SNFS, SNIP, IterativePruning, RigL, Static, TopKAST
 from powerprop.sparsify.prune import magnitude_masks, prune, sparsity
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DSR",
+    "SET",
+    "SNFS",
+    "SNIP",
     "Flops",
+    "IterativePruning",
     "Masks",
     "Powerprop",
+    "RigL",
+    "Static",
+    "TopKAST",
     "at_most",
     "count_flops",
     "fold",

@@ -37,6 +37,7 @@ class _Chunk(NamedTuple):
     active: Tensor | None
     trainable: Tensor | None
     untouched: Tensor | None
+    pull: Tensor | None
 
 
 class Master:
@@ -54,6 +55,7 @@ class Master:
         self.phi: Tensor | None = None
         self.factor: Tensor | None = None
         self.proxy: nn.Parameter | None = None
+        self.pull: Tensor | None = None
         self._chunks: list[_Chunk] | None = None
         self._place: tuple[Any, ...] = ()
         self._version = self._stepped_from = -1
@@ -163,7 +165,7 @@ class Master:
                 self.factor = self._power()
             if self.proxy is not None:
                 self.proxy.detach().copy_(self._shown())
-        self._place, self._chunks = place, None
+        self._place, self._chunks, self.pull = place, None, None
 
     # --- masks --------------------------------------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ class Master:
         same = trainable is None or (active is not None and torch.equal(active, trainable))
         if self.phi is None and (active is not None or trainable is not None) and (keep or not same):
             self._derive()
-        self.active, self.trainable, self._chunks = active, trainable, None
+        self.active, self.trainable, self._chunks, self.pull = active, trainable, None, None
         if not keep and active is not None:
             self._drop(~active)
         elif self.phi is not None:
@@ -201,15 +203,23 @@ class Master:
                 buffer.masked_fill_(where, 0)
         self._publish()
 
+    def set_pull(self, pull: Tensor) -> None:
+        """Let each step take pull·θ from the target, to decay θ past the base optimiser and its momentum.
+
+        What is left is the move for α > 1 (a decay by d is pull = active + d) and the new θ for α = 1, where one
+        operation less does (pull = active + d - 1). Values changed in place count from the next step on; new masks or
+        a new place in memory end it.
+        """
+        self.pull, self._chunks = pull, None
+
     def put(self, where: Tensor, theta: Tensor) -> None:
         """Give the weights at `where` these values: grown weights, or weights that are initialised again."""
         self.sync()
         if self.phi is None:
-            values = torch.where(where, theta.to(self.param.dtype), self.param.detach())
-            self.param.detach().copy_(values)
+            self.param.detach()[where] = theta.to(self.param)[where]
             self._version = self.param._version
         else:
-            self.phi.copy_(torch.where(where, psi_inverse(theta.to(self.phi), self.alpha), self.phi))
+            self.phi[where] = psi_inverse(theta.to(self.phi)[where], self.alpha)
             self._refresh()
 
     # --- the hot path -------------------------------------------------------------------------------------------
@@ -243,7 +253,7 @@ class Master:
         untouched = None if moved is None or self.alpha > 1 else ~moved
         phi = weight if self.phi is None else self.phi
         factor = weight if self.factor is None else self.factor
-        buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, active, trainable, untouched)
+        buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, active, trainable, untouched, self.pull)
         return [_Chunk(*views) for views in _stretches(buffers)]
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -260,7 +270,9 @@ class Master:
 
 def _absorb_power(c: _Chunk, alpha: float) -> None:
     """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ)."""
-    if c.active is None:
+    if c.pull is not None:
+        c.weight.addcmul_(torch.mul(c.phi, c.factor), c.pull, value=-1)
+    elif c.active is None:
         c.weight.addcmul_(c.phi, c.factor, value=-1)
     else:
         shown = torch.bitwise_and(torch.mul(c.phi, c.factor).view(c.active.dtype), c.active)
@@ -279,7 +291,9 @@ def _absorb_linear(c: _Chunk, alpha: float) -> None:
     """α = 1: θ takes the target where active and trainable, and the move alone where trainable but not active."""
     if c.trainable is not None:
         c.weight_bits.bitwise_and_(c.trainable)
-    if c.untouched is None:
+    if c.pull is not None:
+        torch.addcmul(c.weight, c.phi, c.pull, value=-1, out=c.phi)
+    elif c.untouched is None:
         c.phi.copy_(c.weight)
     else:
         c.phi_bits.bitwise_and_(c.untouched)

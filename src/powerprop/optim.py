@@ -103,8 +103,10 @@ class Powerprop(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the base optimiser towards its virtual target, then φ and the model's weights."""
-        if self.sparsify is not None and self.sparsify.before_step(self):
-            return None
+        if self.sparsify is not None:
+            first, closure = _evaluated(closure)
+            if self.sparsify.before_step(self):
+                return first
         busy = [m for m in self.masters.values() if not m.idle]
         for master in busy:
             master.before_step()
@@ -230,6 +232,16 @@ class Powerprop(Optimizer):
 
 def _or_ones(mask: Tensor | None, param: Tensor) -> Tensor:
     return torch.ones_like(param, dtype=torch.bool) if mask is None else mask.clone()
+
+
+def _evaluated(closure: Callable[[], Any] | None) -> tuple[Any, Callable[[], Any] | None]:
+    """The closure's first loss, with its gradients, and a closure that does not compute that one again."""
+    if closure is None:
+        return None, None
+    with torch.enable_grad():
+        first = closure()
+    known = [first]
+    return first, lambda: known.pop() if known else closure()
 
 
 def _lend_gradients(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:

@@ -1,0 +1,56 @@
+"""Schedules: functions from the step to a number, and moments of training given as steps or as fractions of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["Moment", "Schedule", "constant", "cosine", "cubic", "moment", "period"]
+
+Schedule = Callable[[int], float]
+"""A number for every step of training."""
+
+Moment = int | float
+"""A step (int), or a fraction of all steps (float)."""
+
+
+def constant(value: float) -> Schedule:
+    """The same value at every step."""
+    return lambda step: value
+
+
+def cosine(value: float, stop: int) -> Schedule:
+    """value/2 · (1 + cos(πt/stop)): from value to 0 at `stop`, and 0 from then on (Evci et al. 2020, section 3)."""
+    if stop < 1:
+        raise ValueError(f"a cosine schedule must stop at step 1 or later, got {stop}")
+    return lambda step: value / 2 * (1 + math.cos(math.pi * min(step, stop) / stop))
+
+
+def cubic(initial: float, final: float, start: int, stop: int) -> Schedule:
+    """final + (initial - final)(1 - (t - start)/(stop - start))³ between the two (Zhu & Gupta 2017, equation 1)."""
+    if not 0 <= start < stop:
+        raise ValueError(f"a cubic schedule needs 0 <= start < stop, got start={start}, stop={stop}")
+
+    def at(step: int) -> float:
+        remaining = 1 - (min(max(step, start), stop) - start) / (stop - start)
+        return final + (initial - final) * remaining**3
+
+    return at
+
+
+def moment(value: Moment, steps: int | None, name: str) -> int:
+    """The step meant: an int is the step itself, a float in [0, 1] a fraction of `steps`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if not (isinstance(value, float) and 0 <= value <= 1):
+        raise ValueError(f"{name} must be a step (int >= 0) or a fraction of steps (float in [0, 1]), got {value!r}")
+    if steps is None:
+        raise ValueError(f"{name}={value!r} is a fraction of steps: give steps=, the number of optimiser steps in all")
+    return round(value * steps)
+
+
+def period(value: Moment, steps: int | None, name: str = "interval") -> int:
+    """The steps between two events, at least 1: an int, or a float in (0, 1] as a fraction of `steps`."""
+    if value == 0:
+        raise ValueError(f"{name} must be more than 0 steps, got {value!r}")
+    return max(1, moment(value, steps, name))

@@ -1,0 +1,140 @@
+"""What the sparse-training methods share: the asked sparsity, the first masks, the step count, the random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, overrides
+from powerprop.master import Master
+from powerprop.optim import Powerprop
+from powerprop.sparsify.prune import top_k_masks
+
+__all__ = ["Method", "active", "set_mask", "share"]
+
+
+@dataclass(eq=False)
+class Method:
+    """A sparse-training method, for `Powerprop(..., sparsify=...)`; by itself it holds the random masks of its start.
+
+    sparsity: fraction of the weights that are zero, in [0, 1).
+    distribution: "uniform" (every layer alike), "erk" (Erdős-Rényi-Kernel) or "global" (one ranking of all weights).
+    steps: the number of optimiser steps in all; schedules are fractions of it.
+    layers: exceptions by name pattern, as in `prune`: {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}.
+    seed: of the method's random choices, if it makes any; the same on every rank of a distributed run.
+    """
+
+    sparsity: float
+    _: KW_ONLY
+    distribution: str = "uniform"
+    steps: int | None = None
+    layers: Layers | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.sparsity = check_sparsity(self.sparsity)
+        if self.distribution not in DISTRIBUTIONS:
+            raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
+        if self.steps is not None and not (isinstance(self.steps, int) and self.steps > 0):
+            raise ValueError(f"steps must be a positive whole number of optimiser steps, got {self.steps!r}")
+        self.step = 0
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.groups: list[list[str]] | None = None
+
+    # --- the life of a method, as the optimiser calls it ----------------------------------------------------------
+
+    def attach(self, optimizer: Powerprop) -> None:
+        """Set the first masks. Layers with a rule of their own keep their own count; the rest share one budget."""
+        if self.groups is not None:
+            raise ValueError(f"this {type(self).__name__} already belongs to an optimiser; make a new one for each")
+        shapes = {n: m.param.shape for n, m in optimizer.masters.items()}
+        own = overrides(shapes, self.sparsity, self.layers)
+        self.groups = [[n] for n in own] + [[n for n in shapes if n not in own]]
+        self.begin(optimizer)
+
+    def begin(self, optimizer: Powerprop) -> None:
+        """Random masks with exact counts."""
+        scores = {n: self.random(m.param) for n, m in optimizer.masters.items()}
+        for name, mask in self.top(scores).items():
+            set_mask(optimizer, name, mask)
+
+    def before_step(self, optimizer: Powerprop) -> bool:
+        """Count the step; the masks stay."""
+        self.step += 1
+        return False
+
+    def after_step(self, optimizer: Powerprop) -> None:
+        """Nothing to do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the random numbers' state; the masks are saved with the weights."""
+        return {
+            "method": type(self).__name__,
+            "sparsity": self.sparsity,
+            "step": self.step,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the same method and sparsity."""
+        for key, mine in (("method", type(self).__name__), ("sparsity", self.sparsity)):
+            if state[key] != mine:
+                raise ValueError(f"the state was saved with {key}={state[key]!r}, not {mine!r}")
+        self.step = state["step"]
+        self.generator.set_state(state["generator"].cpu())
+
+    # --- tools ----------------------------------------------------------------------------------------------------
+
+    def top(self, scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Masks of the highest scores, with the counts that were asked for."""
+        return top_k_masks(scores, self.sparsity, self.distribution, self.layers)
+
+    def random(self, like: Tensor) -> Tensor:
+        """Uniform numbers in [0, 1), drawn on the CPU so that every device and every rank gets the same."""
+        return torch.rand(like.shape, generator=self.generator).to(like.device)
+
+
+def active(master: Master) -> Tensor:
+    """The weights that the forward pass uses; all of them if there is no mask."""
+    return torch.ones_like(master.param, dtype=torch.bool) if master.active is None else master.active
+
+
+def set_mask(optimizer: Powerprop, name: str, mask: Tensor) -> None:
+    """Use and train these weights alone; the others become zero for good. A layer that keeps all needs no mask."""
+    master = optimizer.masters[name]
+    changed = active(master) ^ mask
+    wanted = None if mask.all() else mask
+    master.set_masks(wanted, wanted, keep=False)
+    optimizer.reset_state(name, changed)
+
+
+def share(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> dict[str, int]:
+    """Whole numbers that sum to total, in proportion to the weights as far as there is room.
+
+    What a full layer cannot take goes to the others, in proportion again; weights that are all zero mean the room.
+    """
+    if total > sum(room.values()):
+        raise ValueError(f"{total} weights to place, but there is room for {sum(room.values())}")
+    exact = _fill(total, weights, room)
+    counts = {n: min(room[n], int(x + 1e-9)) for n, x in exact.items()}
+    for name in sorted(counts, key=lambda n: counts[n] - exact[n]):
+        counts[name] += min(room[name] - counts[name], 1, total - sum(counts.values()))
+    return counts
+
+
+def _fill(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> dict[str, float]:
+    full: set[str] = set()
+    while True:
+        free = total - sum(room[n] for n in full)
+        rest = {n: w for n, w in weights.items() if n not in full}
+        rest = rest if sum(rest.values()) > 0 else {n: float(room[n]) for n in rest}
+        scale = sum(rest.values()) or 1.0
+        exact = {n: free * w / scale for n, w in rest.items()}
+        over = {n for n in rest if exact[n] > room[n]}
+        if not over:
+            return {n: exact.get(n, float(room[n])) for n in weights}
+        full |= over

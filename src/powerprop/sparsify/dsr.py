@@ -1,0 +1,82 @@
+"""DSR: one global threshold that adapts itself, and regrowth where weights survive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from powerprop.master import Master
+from powerprop.optim import Powerprop
+from powerprop.schedules import Schedule, constant
+from powerprop.sparsify.base import active
+from powerprop.sparsify.dynamic import SET, spread_within
+from powerprop.sparsify.prune import top_k
+
+__all__ = ["DSR"]
+
+_TOLERANCE = 0.1
+
+
+@dataclass(eq=False)
+class DSR(SET):
+    """Dynamic sparse reparameterisation (Mostafa & Wang 2019, algorithm 1).
+
+        drop |w| < H;    H ← 2H if fewer than 0.9·N were dropped, H/2 if more than 1.1·N;
+        grow as many at random, layer by layer in proportion to the surviving weights
+
+    One threshold serves all layers, so that the budget moves between them; at least one weight of each layer stays.
+    Layers with a rule of their own in `layers` keep their count.
+
+    fraction: N as a fraction of the kept weights; constant, or a schedule.
+    threshold: the first H.
+    """
+
+    fraction: float | Schedule = 0.05
+    threshold: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.threshold > 0:
+            raise ValueError(f"threshold must be more than 0, got {self.threshold!r}")
+        self.height = float(self.threshold)
+
+    def schedule(self, fraction: float) -> Schedule:
+        """The same target at every update: the threshold does the adapting."""
+        return constant(fraction)
+
+    def drop(self, masters: Mapping[str, Master]) -> dict[str, Tensor]:
+        """All that reach the threshold survive; then the threshold adapts to how many did not."""
+        survivors = {n: _reaching(m, self.height) for n, m in masters.items()}
+        before = sum(int(active(m).count_nonzero()) for m in masters.values())
+        dropped = before - sum(int(s.count_nonzero()) for s in survivors.values())
+        target = self.rate(self.step) * before
+        if dropped < (1 - _TOLERANCE) * target:
+            self.height *= 2
+        elif dropped > (1 + _TOLERANCE) * target:
+            self.height /= 2
+        return survivors
+
+    def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
+        """The weights lost in all layers, shared out by the number of survivors."""
+        lost = super().spread(optimizer, survivors)
+        weight = {n: float(s.count_nonzero()) for n, s in survivors.items()}
+        return spread_within(self.groups, lost, weight, survivors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the threshold."""
+        return {**super().state_dict(), "height": self.height}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the threshold too."""
+        super().load_state_dict(state)
+        self.height = state["height"]
+
+
+def _reaching(master: Master, height: float) -> Tensor:
+    mask = active(master)
+    size = master.weight.detach().abs().masked_fill_(~mask, -1)
+    survivors = size >= height
+    return survivors if survivors.any() else top_k(size, min(1, int(mask.count_nonzero())))

@@ -1,0 +1,214 @@
+"""Sparse throughout, with moving masks: every so often the smallest weights are dropped and others grown.
+
+SET grows at random, RigL by the gradient, SNFS by the momentum. A grown weight starts at zero, as in their papers,
+unless α > 1: φ = 0 would never move, so it starts with the magnitude at which the dropped weights of its layer ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerprop.master import Master
+from powerprop.optim import Powerprop
+from powerprop.schedules import Moment, Schedule, cosine, moment, period
+from powerprop.sparsify.base import Method, active, set_mask, share
+from powerprop.sparsify.prune import top_k
+
+__all__ = ["SET", "SNFS", "RigL"]
+
+_MOMENTUM = 0.9
+
+
+@dataclass(eq=False)
+class SET(Method):
+    """Sparse Evolutionary Training: drop the smallest |w| of each layer, grow as many at random (Mocanu et al. 2018).
+
+    Every `interval`-th step is a mask update instead of a step.
+
+    interval: steps between mask updates.
+    fraction: of each layer's weights to drop, falling to 0 along a cosine; or a schedule of it.
+    stop: when the masks stay for good: a step, or a fraction of `steps`.
+    """
+
+    interval: int = 100
+    fraction: float | Schedule = 0.3
+    stop: Moment = 0.75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        period(self.interval, None)
+        self.last = moment(self.stop, self.steps, "stop")
+        self.rate = self.fraction if callable(self.fraction) else self.schedule(_checked(self.fraction))
+
+    def schedule(self, fraction: float) -> Schedule:
+        """How the fraction of dropped weights develops."""
+        return cosine(fraction, max(1, self.last))
+
+    # --- what methods differ in: whom to drop, how many to grow in each layer, and whom ---------------------------
+
+    def drop(self, masters: Mapping[str, Master]) -> dict[str, Tensor]:
+        """Masks of the survivors: all but the smallest fraction of each layer."""
+        return {n: self._largest(m) for n, m in masters.items()}
+
+    def _largest(self, master: Master) -> Tensor:
+        mask = active(master)
+        count = int(mask.count_nonzero())
+        size = master.weight.detach().abs().masked_fill_(~mask, -1)
+        return top_k(size, count - int(count * self.rate(self.step)))
+
+    def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
+        """How many weights to grow in each layer: as many as it lost."""
+        return {n: _lost(optimizer.masters[n], mask) for n, mask in survivors.items()}
+
+    def growth(self, optimizer: Powerprop, name: str) -> Tensor:
+        """Whom to grow: the largest in magnitude; the sign is that of the grown weight. Here at random."""
+        return self.random(optimizer.masters[name].param).mul_(2).sub_(1)
+
+    # --- the mask update ------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Powerprop) -> bool:
+        """Every `interval`-th step is a mask update."""
+        super().before_step(optimizer)
+        due = self.step % self.interval == 0 and self.step < self.last
+        if due:
+            self.update(optimizer)
+        return due
+
+    def update(self, optimizer: Powerprop) -> None:
+        """Drop and grow. Layers without a gradient took no part in the loss and are left alone."""
+        masters = {n: m for n, m in optimizer.masters.items() if m.param.grad is not None}
+        for master in masters.values():
+            master.sync()
+        survivors = self.drop(masters)
+        counts = self.spread(optimizer, survivors)
+        for name, kept in survivors.items():
+            self._grow(optimizer, name, kept, counts[name])
+
+    def _grow(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> None:
+        master = optimizer.masters[name]
+        old = active(master)
+        direction = self.growth(optimizer, name)
+        new = kept | top_k(direction.abs().masked_fill_(kept, -1), count)
+        size = grown_size(master, old, old & ~new) if master.alpha > 1 else 0.0
+        set_mask(optimizer, name, new)
+        if size:
+            master.put(new & ~old, torch.where(direction < 0, -size, size))
+
+
+@dataclass(eq=False)
+class RigL(SET):
+    """The rigged lottery: SET, but grow where the gradient is largest (Evci et al. 2020, section 3).
+
+        drop the smallest |w|, grow the largest |∂L/∂w|
+
+    The gradient is the dense one of the plain weight, ∂L/∂w, also for α > 1: ∂L/∂φ vanishes where φ does.
+    """
+
+    def growth(self, optimizer: Powerprop, name: str) -> Tensor:
+        """Downhill along the gradient."""
+        grad = optimizer.masters[name].param.grad
+        assert grad is not None
+        return -grad
+
+
+@dataclass(eq=False)
+class SNFS(SET):
+    """Sparse networks from scratch: momentum decides where weights grow and which layers get more (Dettmers 2019).
+
+        layer's share of the regrown weights ∝ mean |momentum| of its weights,    grow the largest |momentum|
+
+    The base optimiser's momentum serves if it keeps one; otherwise an average of the gradients is kept here, which
+    costs a pass over them at every step. Layers with a rule of their own in `layers` keep their count.
+    """
+
+    fraction: float | Schedule = 0.5
+    stop: Moment = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.average: dict[str, Tensor] = {}
+
+    def before_step(self, optimizer: Powerprop) -> bool:
+        """Keep the average up where the base optimiser has no momentum."""
+        for name, master in optimizer.masters.items():
+            if base_momentum(optimizer, master) is not None:
+                self.average.pop(name, None)
+            elif (grad := master.param.grad) is not None:
+                mean = self.average.get(name, torch.zeros_like(grad))
+                self.average[name] = mean.to(grad.device).lerp_(grad, 1 - _MOMENTUM)
+        return super().before_step(optimizer)
+
+    def momentum(self, optimizer: Powerprop, name: str) -> Tensor:
+        """The momentum of all weights of a layer, masked or not."""
+        own = base_momentum(optimizer, optimizer.masters[name])
+        return self.average[name] if own is None else own
+
+    def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
+        """The weights lost in all layers, shared out by mean |momentum|."""
+        lost = super().spread(optimizer, survivors)
+        weight = {n: _mean(self.momentum(optimizer, n).abs(), active(optimizer.masters[n])) for n in survivors}
+        return spread_within(self.groups, lost, weight, survivors)
+
+    def growth(self, optimizer: Powerprop, name: str) -> Tensor:
+        """Downhill along the momentum."""
+        return -self.momentum(optimizer, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the averages kept here."""
+        return {**super().state_dict(), "average": {n: t.clone() for n, t in self.average.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the averages too."""
+        super().load_state_dict(state)
+        self.average = {n: t.clone() for n, t in state["average"].items()}
+
+
+def base_momentum(optimizer: Powerprop, master: Master) -> Tensor | None:
+    """The base optimiser's own momentum of a weight, if it has one."""
+    state = optimizer.state.get(master.param, {})
+    found = state.get("momentum_buffer", state.get("exp_avg"))
+    return found if isinstance(found, Tensor) else None
+
+
+def spread_within(
+    groups: list[list[str]] | None,
+    lost: Mapping[str, int],
+    weights: Mapping[str, float],
+    survivors: Mapping[str, Tensor],
+) -> dict[str, int]:
+    """Share out each group's lost weights among its own layers, so that the group's count stays exact."""
+    counts: dict[str, int] = {}
+    for group in groups or []:
+        names = [n for n in group if n in survivors]
+        room = {n: survivors[n].numel() - int(survivors[n].count_nonzero()) for n in names}
+        counts |= share(sum(lost[n] for n in names), {n: weights[n] for n in names}, room)
+    return counts
+
+
+def grown_size(master: Master, old: Tensor, lost: Tensor) -> float:
+    """The mean magnitude of the lost weights; else the smallest of the layer; else that of a fresh layer."""
+    size = master.weight.detach().abs()
+    found = _mean(size, lost)
+    if found == 0:
+        alive = size[old & (size > 0)]
+        found = float(alive.min()) if alive.numel() else max(1, size[0].numel()) ** -0.5
+    return found
+
+
+def _mean(values: Tensor, mask: Tensor) -> float:
+    return float(values.masked_fill(~mask, 0).sum()) / max(1, int(mask.count_nonzero()))
+
+
+def _lost(master: Master, survivors: Tensor) -> int:
+    return int((active(master) & ~survivors).count_nonzero())
+
+
+def _checked(fraction: float) -> float:
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
+    return float(fraction)

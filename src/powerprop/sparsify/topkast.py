@@ -1,0 +1,118 @@
+"""Top-KAST: a sparse forward pass, a less sparse backward pass, and a dense master that only the optimiser holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from powerprop.allocate import check_sparsity
+from powerprop.master import Master
+from powerprop.optim import Powerprop
+from powerprop.schedules import Moment, moment, period
+from powerprop.sparsify.base import Method, active
+from powerprop.sparsify.prune import top_k_masks
+
+__all__ = ["TopKAST"]
+
+
+@dataclass(eq=False)
+class TopKAST(Method):
+    """Always sparse: use the top weights, train a few more, and let these compete by magnitude (Jayakumar et al. 2020).
+
+        A = top D of |θ| is active,    B = top D + M of |θ| is trained, B ⊇ A,
+        θ ← θ - lr·λ·θ on A,    θ ← θ - lr·λ/D·θ on B∖A
+
+    The model holds θ ⊙ A; the values outside A live in the optimiser. The exploration decay is decoupled from the base
+    optimiser and its momentum, and like every other move it reaches φ through the slope α|φ|^(α-1) if α > 1: leave the
+    base optimiser's own weight decay at zero for these weights.
+
+    backward_sparsity: of B, from 0 (all weights are trained) to `sparsity` (no exploration).
+    decay: λ.
+    interval: steps between refreshes of A and B.
+    freeze: when A and B stay for good: a step, or a fraction of `steps`; None is never.
+    """
+
+    backward_sparsity: float = 0.0
+    decay: float = 1e-4
+    interval: int = 100
+    freeze: Moment | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if check_sparsity(self.backward_sparsity, "backward_sparsity") > self.sparsity:
+            raise ValueError(
+                f"backward_sparsity must be at most sparsity={self.sparsity:g}, got {self.backward_sparsity!r}"
+            )
+        if not self.decay >= 0:
+            raise ValueError(f"decay must be at least 0, got {self.decay!r}")
+        period(self.interval, None)
+        self.last = None if self.freeze is None else moment(self.freeze, self.steps, "freeze")
+        self.decays: dict[str, Decay] = {}
+
+    def begin(self, optimizer: Powerprop) -> None:
+        """The largest of the initial weights."""
+        self.refresh(optimizer)
+
+    def before_step(self, optimizer: Powerprop) -> bool:
+        """Set the exploration decay to the current learning rate."""
+        super().before_step(optimizer)
+        if self.decay > 0:
+            lr = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+            for name, master in optimizer.masters.items():
+                if master.active is not None:
+                    self._decay(name, master).set(float(lr[id(master.param)]))
+        return False
+
+    def after_step(self, optimizer: Powerprop) -> None:
+        """Choose A and B anew when it is time."""
+        if self.step % self.interval == 0 and (self.last is None or self.step < self.last):
+            self.refresh(optimizer)
+
+    def refresh(self, optimizer: Powerprop) -> None:
+        """A and B by the magnitudes of now. Weights that enter or leave B lose their momentum."""
+        for master in optimizer.masters.values():
+            master.sync()
+        sizes = {n: m.theta().abs() for n, m in optimizer.masters.items()}
+        forward, backward = self.top(sizes), self._backward(sizes)
+        for name, master in optimizer.masters.items():
+            trained = backward[name] | forward[name]
+            changed = ~trained if master.trainable is None else trained ^ master.trainable
+            master.set_masks(forward[name], None if trained.all() else trained, keep=True)
+            optimizer.reset_state(name, changed)
+
+    def _backward(self, sizes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        limit = self.backward_sparsity
+        layers = {n: rule if callable(rule) else min(rule, limit) for n, rule in (self.layers or {}).items()}
+        return top_k_masks(sizes, limit, self.distribution, layers)
+
+    def _decay(self, name: str, master: Master) -> Decay:
+        """The layer's decay, made anew after the masks changed or the weight moved in memory."""
+        master.sync()
+        decay = self.decays.get(name)
+        if decay is None or master.pull is not decay.pull:
+            decay = self.decays[name] = Decay(master, self.decay)
+            master.set_pull(decay.pull)
+        return decay
+
+
+class Decay:
+    """What a step takes of θ in one layer: see `Master.set_pull`."""
+
+    def __init__(self, master: Master, rate: float) -> None:
+        assert master.phi is not None
+        used = active(master)
+        trained = torch.ones_like(used) if master.trainable is None else master.trainable
+        density = max(1, int(used.count_nonzero())) / used.numel()
+        self.rate = trained.to(master.phi.dtype).mul_(rate / density).masked_fill_(used, rate)
+        self.still = used.to(master.phi.dtype).sub_(float(master.alpha == 1))
+        self.pull = self.still.clone()
+        self.lr = 0.0
+
+    def set(self, lr: float) -> None:
+        """Follow the learning rate; costs nothing while it stays."""
+        if lr != self.lr:
+            torch.add(self.still, self.rate, alpha=lr, out=self.pull)
+            self.lr = lr

@@ -1,0 +1,275 @@
+"""The contract of every sparse-training method, for α = 1 and α > 1, under every kind of base optimiser."""
+
+import copy
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import powerprop as pp
+from nets import batch, net, same, train, weights
+from powerprop.allocate import DISTRIBUTIONS
+from powerprop.sparsify.prune import allocate
+from sparse import METHODS, RANDOM, REDISTRIBUTE, STEPS, counts, sparse
+
+every_method = pytest.mark.parametrize("method", METHODS)
+every_alpha = pytest.mark.parametrize("alpha", [1.0, 2.0])
+every_base = pytest.mark.parametrize("base", ["momentum", "adam", "adamw"])
+
+
+def wanted(model: nn.Module, distribution: str, layers: dict[str, float] | None = None) -> dict[str, int]:
+    named = dict(model.named_parameters())
+    return allocate({n: named[n] for n in ("0.weight", "2.weight", "4.weight")}, 0.8, distribution, layers)
+
+
+@every_method
+@every_alpha
+@every_base
+def test_asked_sparsity_and_exact_zeros(method: str, alpha: float, base: str) -> None:
+    model, optimizer = sparse(method, base, alpha)
+    reached = 48 if method == "iterative" else 1
+    for step in range(STEPS):
+        train(model, optimizer, 1, start=step)
+        active = optimizer.active
+        assert not any(p[~active[n]].any() for n, p in model.named_parameters() if n in active)
+        if step + 1 >= reached:
+            assert active.count() == sum(wanted(model, "uniform").values())
+            assert method in REDISTRIBUTE or counts(optimizer) == wanted(model, "uniform") or method == "snip"
+
+
+@every_method
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("layers", [None, {"0.*": 0.0, "4.*": 0.5}])
+def test_every_distribution_and_layers_of_their_own(
+    method: str, distribution: str, layers: dict[str, float] | None
+) -> None:
+    model, optimizer = sparse(method, alpha=1.5, distribution=distribution, layers=layers)
+    train(model, optimizer, STEPS)
+    plan = wanted(model, "uniform" if distribution == "global" else distribution, layers)
+    own = {} if layers is None else {n: plan[n] for n in ("0.weight", "4.weight")}
+    found = counts(optimizer)
+    assert abs(sum(found.values()) - sum(plan.values())) <= (distribution == "global")
+    assert {n: found[n] for n in own} == own
+    assert distribution == "global" or method in REDISTRIBUTE or found == plan
+
+
+@every_method
+@every_alpha
+@every_base
+def test_resume_is_bit_identical(method: str, alpha: float, base: str) -> None:
+    options = {"steps": 130, "distribution": "erk"}
+    model, optimizer = sparse(method, base, alpha, **options)
+    train(model, optimizer, 31)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(model, optimizer, 100, start=31)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again, resumed = sparse(method, base, alpha, seed=5, **options)
+    again.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    train(again, resumed, 100, start=31)
+    assert same(model, again)
+    assert optimizer.active == resumed.active
+    assert optimizer.trainable == resumed.trainable
+
+
+@every_method
+@every_alpha
+def test_a_deep_copy_trains_on_identically(method: str, alpha: float) -> None:
+    model, optimizer = sparse(method, "adam", alpha)
+    train(model, optimizer, 20)
+    twin, twin_optimizer = copy.deepcopy((model, optimizer))
+    train(model, optimizer, 30, start=20)
+    train(twin, twin_optimizer, 30, start=20)
+    assert same(model, twin)
+
+
+@every_method
+def test_the_seed_decides(method: str) -> None:
+    def run(seed: int) -> pp.Masks:
+        model = net(hidden=20)
+        sparsify = METHODS[method](sparsity=0.8, steps=STEPS, seed=seed)
+        optimizer = pp.Powerprop(torch.optim.SGD(model.parameters(), lr=0.1), model, 2.0, sparsify=sparsify)
+        train(model, optimizer, 30)
+        return optimizer.active
+
+    assert run(3) == run(3)
+    assert (run(3) == run(4)) == (method not in RANDOM)
+
+
+@every_method
+@every_alpha
+def test_learns(method: str, alpha: float) -> None:
+    model, optimizer = sparse(method, "adam", alpha, sparsity=0.5, steps=120)
+    losses = train(model, optimizer, 120)
+    assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
+
+
+@pytest.mark.parametrize("method", ["set", "rigl", "snfs", "dsr"])
+@every_alpha
+def test_masks_move_and_every_grown_weight_can_learn(method: str, alpha: float) -> None:
+    model, optimizer = sparse(method, alpha=alpha)
+    before = optimizer.active
+    for step in range(45):
+        train(model, optimizer, 1, start=step)
+        if alpha > 1:
+            assert pp.Masks.nonzero(model) == optimizer.active
+    assert 0 < before.overlap(optimizer.active) < 1
+
+
+@every_method
+@every_alpha
+def test_closures_are_evaluated_once_and_mean_the_same(method: str, alpha: float) -> None:
+    plain, plain_optimizer = sparse(method, "adam", alpha)
+    train(plain, plain_optimizer, 30)
+    model, optimizer = sparse(method, "adam", alpha)
+    calls = 0
+    for step in range(30):
+        x, y = batch(step)
+
+        def closure() -> Tensor:
+            nonlocal calls
+            calls += 1
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)  # noqa: B023
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure).item() > 0
+    assert calls == 30
+    assert same(plain, model)
+
+
+@every_method
+def test_half_precision_weights(method: str) -> None:
+    model, optimizer = sparse(method, alpha=2.0, dtype=torch.bfloat16)
+    for step in range(30):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.bfloat16()), y).backward()
+        optimizer.step()
+    assert method == "iterative" or optimizer.active.count() == sum(wanted(model, "uniform").values())
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@every_method
+def test_channels_last_means_the_same(method: str) -> None:
+    def run(memory_format: torch.memory_format) -> dict[str, Tensor]:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(0, 0.2, generator=generator)
+        model = model.double().to(memory_format=memory_format)
+        sparsify = METHODS[method](sparsity=0.7, steps=STEPS)
+        optimizer = pp.Powerprop(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, sparsify=sparsify)
+        x = torch.randn(8, 3, 6, 6, generator=generator, dtype=torch.float64).to(memory_format=memory_format)
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(x).square().mean().sub(1).square().backward()
+            optimizer.step()
+        return weights(model)
+
+    last, first = run(torch.channels_last), run(torch.contiguous_format)
+    assert all(torch.allclose(last[n], w, atol=1e-9) for n, w in first.items())
+
+
+@every_method
+def test_layers_without_a_gradient_are_left_alone(method: str) -> None:
+    model, optimizer = sparse(method, base="sgd", alpha=2.0)
+    train(model, optimizer, 1)
+    before, masks = weights(model), optimizer.active
+    for step in range(1, 20):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        model[2].weight.grad = None  # type: ignore[union-attr]
+        optimizer.step()
+    if method != "iterative":
+        assert torch.equal(optimizer.active["2.weight"], masks["2.weight"])
+        assert torch.equal(model[2].weight, before["2.weight"])  # type: ignore[arg-type]
+
+
+@given(
+    method=st.sampled_from([m for m in METHODS if m not in ("snip", "iterative")]),
+    alpha=st.sampled_from([1.0, 1.5, 3.0]),
+    sparsity=st.floats(0.0, 0.99),
+    distribution=st.sampled_from(DISTRIBUTIONS),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_count_never_changes(
+    method: str, alpha: float, sparsity: float, distribution: str, sizes: tuple[int, int], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(sizes[0], sizes[1]), nn.ReLU(), nn.Linear(sizes[1], 2))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0, 0.5, generator=generator)
+    extra = {"backward_sparsity": sparsity / 2} if method == "topkast" else {}
+    sparsify = METHODS[method](
+        **{"sparsity": sparsity, "distribution": distribution, "steps": 20, "seed": seed, "interval": 2, **extra}
+        if method != "static"
+        else {"sparsity": sparsity, "distribution": distribution, "seed": seed}
+    )
+    optimizer = pp.Powerprop(
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5), model, alpha, sparsify=sparsify
+    )
+    start, layers = optimizer.active.count(), counts(optimizer)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(3, sizes[0], generator=generator)).tanh().sum().backward()
+        optimizer.step()
+        assert optimizer.active.count() == start
+        assert method in REDISTRIBUTE or distribution == "global" or counts(optimizer) == layers
+
+
+# --- two ranks --------------------------------------------------------------------------------------------------
+
+RUNS = [*((method, 1.0) for method in METHODS), *((method, 2.0) for method in ("rigl", "snfs", "topkast"))]
+
+
+def run_200(method: str, alpha: float, rank: int, ranks: int) -> dict[str, dict[str, Tensor]]:
+    """200 steps, with this rank's share of every batch; float64, so that rounding does not decide who is dropped."""
+    model, optimizer = sparse(method, "momentum", alpha, dtype=torch.float64, steps=200)
+    forward: nn.Module = DistributedDataParallel(model) if ranks > 1 else model
+    for step in range(200):
+        x, y = (t[rank::ranks] for t in batch(step))
+        optimizer.zero_grad()
+        F.cross_entropy(forward(x.double()), y).backward()
+        optimizer.step()
+    return {"weights": weights(model), "active": dict(optimizer.active), "trainable": dict(optimizer.trainable)}
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    torch.save({f"{m} {a}": run_200(m, a, rank, 2) for m, a in RUNS}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, dict[str, Tensor]]]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(run_rank, (str(folder),), nprocs=2)  # type: ignore[no-untyped-call]
+    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize(("method", "alpha"), RUNS)
+def test_two_ranks_are_one(two_ranks: list[dict[str, dict[str, dict[str, Tensor]]]], method: str, alpha: float) -> None:
+    left, right = (rank[f"{method} {alpha}"] for rank in two_ranks)
+    alone = run_200(method, alpha, 0, 1)
+    for kind, tensors in left.items():
+        assert all(torch.equal(t, right[kind][n]) for n, t in tensors.items())
+    for kind in ("active", "trainable"):
+        assert all(torch.equal(t, alone[kind][n]) for n, t in left[kind].items())
+    for name, weight in alone["weights"].items():
+        assert torch.allclose(left["weights"][name], weight, rtol=1e-6, atol=1e-7), name
