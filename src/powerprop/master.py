@@ -115,7 +115,11 @@ class Master:
 
     def _shown(self) -> Tensor:
         """Ψ(φ) ⊙ active."""
-        return self.theta() if self.active is None else self.theta().masked_fill(~self.active, 0)
+        theta = self.theta()
+        if self.active is None:
+            return theta
+        bits = _BITS[theta.element_size()]
+        return torch.bitwise_and(theta.view(bits), self.active.to(bits).neg_()).view(theta.dtype)
 
     def _write(self) -> None:
         self.weight.detach().copy_(self._shown())
@@ -175,8 +179,10 @@ class Master:
         keep: hold on to the values of weights that are not active; otherwise they become zero for good.
         """
         self.sync()
-        active, trainable = self._mask(active), self._mask(trainable)
-        same = trainable is None or (active is not None and torch.equal(active, trainable))
+        shared = trainable is active
+        active = self._mask(active)
+        trainable = active if shared else self._mask(trainable)
+        same = shared or trainable is None or (active is not None and torch.equal(active, trainable))
         if self.phi is None and (active is not None or trainable is not None) and (keep or not same):
             self._derive()
         self.active, self.trainable, self._chunks, self.pull = active, trainable, None, None

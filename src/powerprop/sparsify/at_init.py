@@ -38,9 +38,7 @@ class SNIP(Method):
         scores = {}
         for name, master in optimizer.masters.items():
             if master.param.grad is None:
-                raise ValueError(
-                    f"SNIP needs the first gradient, but {name!r} has none: call backward() before step()"
-                )
+                raise ValueError(f"SNIP needs the first gradient, but {name!r} has none: call backward() before step()")
             scores[name] = (master.param.grad * master.param).abs()
         for name, mask in self.top(scores).items():
             set_mask(optimizer, name, mask)

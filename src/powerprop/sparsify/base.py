@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, overrides
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.sparsify.prune import top_k_masks
+from powerprop.sparsify.prune import top_k, top_k_masks
 
-__all__ = ["Method", "active", "set_mask", "share"]
+__all__ = ["Method", "active", "places", "set_mask", "share", "top_among"]
 
 
 @dataclass(eq=False)
@@ -107,9 +108,30 @@ def set_mask(optimizer: Powerprop, name: str, mask: Tensor) -> None:
     """Use and train these weights alone; the others become zero for good. A layer that keeps all needs no mask."""
     master = optimizer.masters[name]
     changed = active(master) ^ mask
-    wanted = None if mask.all() else mask
+    wanted = None if int(mask.count_nonzero()) == mask.numel() else mask
     master.set_masks(wanted, wanted, keep=False)
     optimizer.reset_state(name, changed)
+
+
+def places(mask: Tensor) -> Tensor:
+    """The flat indices of a mask; on a CPU numpy finds them up to ten times faster than torch."""
+    if mask.device.type != "cpu":
+        return mask.flatten().nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def top_among(score: Tensor, where: Tensor, k: int) -> Tensor:
+    """A mask of the k largest scores among some of the entries; the others do not take part in the ranking.
+
+    To give them all a low score instead would be slow: ranking suffers from ties.
+    """
+    candidates = places(where)
+    if candidates.numel() == where.numel():
+        return top_k(score, k)
+    chosen = top_k(score.flatten().index_select(0, candidates), k)
+    mask = torch.zeros(where.numel(), dtype=torch.bool, device=where.device)
+    mask[candidates.index_select(0, places(chosen))] = True
+    return mask.view(where.shape)
 
 
 def share(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> dict[str, int]:

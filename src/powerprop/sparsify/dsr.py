@@ -11,9 +11,8 @@ from torch import Tensor
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, constant
-from powerprop.sparsify.base import active
+from powerprop.sparsify.base import active, top_among
 from powerprop.sparsify.dynamic import SET, spread_within
-from powerprop.sparsify.prune import top_k
 
 __all__ = ["DSR"]
 
@@ -77,6 +76,6 @@ class DSR(SET):
 
 def _reaching(master: Master, height: float) -> Tensor:
     mask = active(master)
-    size = master.weight.detach().abs().masked_fill_(~mask, -1)
-    survivors = size >= height
-    return survivors if survivors.any() else top_k(size, min(1, int(mask.count_nonzero())))
+    size = master.weight.detach().abs()
+    survivors = mask & (size >= height)
+    return survivors if survivors.any() else top_among(size, mask, min(1, int(mask.count_nonzero())))

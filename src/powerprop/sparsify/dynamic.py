@@ -16,8 +16,7 @@ from torch import Tensor
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, Schedule, cosine, moment, period
-from powerprop.sparsify.base import Method, active, set_mask, share
-from powerprop.sparsify.prune import top_k
+from powerprop.sparsify.base import Method, active, places, set_mask, share, top_among
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -58,8 +57,7 @@ class SET(Method):
     def _largest(self, master: Master) -> Tensor:
         mask = active(master)
         count = int(mask.count_nonzero())
-        size = master.weight.detach().abs().masked_fill_(~mask, -1)
-        return top_k(size, count - int(count * self.rate(self.step)))
+        return top_among(master.weight.detach().abs(), mask, count - int(count * self.rate(self.step)))
 
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """How many weights to grow in each layer: as many as it lost."""
@@ -93,7 +91,7 @@ class SET(Method):
         master = optimizer.masters[name]
         old = active(master)
         direction = self.growth(optimizer, name)
-        new = kept | top_k(direction.abs().masked_fill_(kept, -1), count)
+        new = kept | top_among(direction.abs(), ~kept, count)
         size = grown_size(master, old, old & ~new) if master.alpha > 1 else 0.0
         set_mask(optimizer, name, new)
         if size:
@@ -195,17 +193,18 @@ def grown_size(master: Master, old: Tensor, lost: Tensor) -> float:
     size = master.weight.detach().abs()
     found = _mean(size, lost)
     if found == 0:
-        alive = size[old & (size > 0)]
+        alive = size.flatten().index_select(0, places(old & (size > 0)))
         found = float(alive.min()) if alive.numel() else max(1, size[0].numel()) ** -0.5
     return found
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:
-    return float(values.masked_fill(~mask, 0).sum()) / max(1, int(mask.count_nonzero()))
+    chosen = values.flatten().index_select(0, places(mask))
+    return float(chosen.mean()) if chosen.numel() else 0.0
 
 
 def _lost(master: Master, survivors: Tensor) -> int:
-    return int((active(master) & ~survivors).count_nonzero())
+    return int(active(master).count_nonzero()) - int(survivors.count_nonzero())
 
 
 def _checked(fraction: float) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
 
-from powerprop.allocate import overrides
+from powerprop.allocate import kept, overrides
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, cubic, moment, period
-from powerprop.sparsify.base import Method, active, set_mask
-from powerprop.sparsify.prune import allocate, top_k, top_k_masks
+from powerprop.sparsify.base import Method, active, set_mask, top_among
+from powerprop.sparsify.prune import allocate
 
 __all__ = ["IterativePruning"]
 
@@ -38,30 +38,34 @@ class IterativePruning(Method):
         if not self.first < self.last:
             raise ValueError(f"start must come before stop, got start={self.start!r}, stop={self.stop!r}")
         self.progress = cubic(0.0, 1.0, self.first, self.last)
-        self.final: dict[str, int] = {}
+        self.final: dict[tuple[str, ...], int] = {}
 
     def begin(self, optimizer: Powerprop) -> None:
-        """Dense; but how many weights each layer keeps at the end is settled, unless all are ranked together."""
+        """Dense; but it is settled which layers are ranked together, and how many of their weights stay at the end."""
         weights = {n: m.param for n, m in optimizer.masters.items()}
-        if self.distribution == "global":
-            self.final = overrides({n: w.shape for n, w in weights.items()}, self.sparsity, self.layers)
-        else:
-            self.final = allocate(weights, self.sparsity, self.distribution, self.layers)
+        if self.distribution != "global":
+            counts = allocate(weights, self.sparsity, self.distribution, self.layers)
+            self.final = {(n,): count for n, count in counts.items()}
+            return
+        own = overrides({n: w.shape for n, w in weights.items()}, self.sparsity, self.layers)
+        rest = tuple(n for n in weights if n not in own)
+        self.final = {(n,): count for n, count in own.items()}
+        if rest:
+            self.final[rest] = kept(sum(weights[n].numel() for n in rest), self.sparsity)
 
     def after_step(self, optimizer: Powerprop) -> None:
         """Prune when it is time."""
         due = self.first < self.step < self.last and (self.step - self.first) % self.every == 0
         if due or self.step == self.last:
-            for name, mask in self.masks(optimizer, self.progress(self.step)).items():
-                set_mask(optimizer, name, mask)
+            for names, final in self.final.items():
+                self._prune(optimizer, names, final)
 
-    def masks(self, optimizer: Powerprop, progress: float) -> dict[str, Tensor]:
-        """The largest of the weights still there, at this fraction of the way to the final sparsity."""
-        sizes = {n: m.weight.detach().abs().masked_fill_(~active(m), -1) for n, m in optimizer.masters.items()}
-        alone = {n: top_k(sizes[n], _on_the_way(sizes[n].numel(), k, progress)) for n, k in self.final.items()}
-        rest = {n: s for n, s in sizes.items() if n not in alone}
-        return alone | dict(top_k_masks(rest, self.sparsity * progress, "global"))
-
-
-def _on_the_way(size: int, final: int, progress: float) -> int:
-    return size - round((size - final) * progress)
+    def _prune(self, optimizer: Powerprop, names: tuple[str, ...], final: int) -> None:
+        """Keep the largest of the weights still there, as many as the curve allows now."""
+        masters = [optimizer.masters[n] for n in names]
+        size = torch.cat([m.weight.detach().abs().flatten() for m in masters])
+        alive = torch.cat([active(m).flatten() for m in masters])
+        count = size.numel() - round((size.numel() - final) * self.progress(self.step))
+        masks = torch.split(top_among(size, alive, count), [m.param.numel() for m in masters])
+        for name, mask, master in zip(names, masks, masters, strict=True):
+            set_mask(optimizer, name, mask.view(master.param.shape))

@@ -106,8 +106,9 @@ class Decay:
         used = active(master)
         trained = torch.ones_like(used) if master.trainable is None else master.trainable
         density = max(1, int(used.count_nonzero())) / used.numel()
-        self.rate = trained.to(master.phi.dtype).mul_(rate / density).masked_fill_(used, rate)
-        self.still = used.to(master.phi.dtype).sub_(float(master.alpha == 1))
+        shown = used.to(master.phi.dtype)
+        self.rate = trained.to(master.phi.dtype).mul_(rate / density).add_(shown, alpha=rate - rate / density)
+        self.still = shown.sub_(float(master.alpha == 1))
         self.pull = self.still.clone()
         self.lr = 0.0
 
