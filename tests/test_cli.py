@@ -11,6 +11,7 @@ import standin
 from powerprop import data
 from powerprop.cli import main
 from powerprop.data import DataNotFound
+from powerprop.experiments import EXPERIMENTS
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "mnist"], "unknown experiment 'mnist'; known are mnist-oneshot, mnist-optimisers, cifar-oneshot"),
+        (["run", "mnist"], f"unknown experiment 'mnist'; known are {', '.join(EXPERIMENTS)}"),
         (
             ["run", "mnist-oneshot", "--preset", "big"],
             "mnist-oneshot has no preset 'big'; it has smoke, demo, cpu, paper",
@@ -41,6 +42,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "mnist-oneshot", "--alpha", "0.5"], "alpha must be at least 1, got 0.5"),
         (["run", "mnist-oneshot", "--alpha", "2", "2"], "alphas must be different, got (2.0, 2.0)"),
         (["run", "mnist-oneshot", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["run", "mnist-oneshot", "--only", "rigl*"], "mnist-oneshot has no setting only"),
         (["run", "mnist-oneshot", "--workers", "0"], "workers must be at least 1, got 0"),
         (["report"], "report needs the folder of at least one run, got none"),
         (["report", "/nowhere"], "/nowhere is not the folder of a run: it has no config.json"),

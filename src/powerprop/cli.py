@@ -40,6 +40,7 @@ def run(
     preset: str = "cpu",
     alpha: tuple[float, ...] = (),
     seeds: int | None = None,
+    only: tuple[str, ...] = (),
     workers: int | None = None,
     out: Path | None = None,
 ) -> None:
@@ -50,14 +51,17 @@ def run(
         preset: smoke (seconds), cpu (minutes on two cores) or paper (the paper's own values).
         alpha: powers to run instead of the preset's.
         seeds: number of seeds instead of the preset's.
+        only: the trainings to run instead of all of the preset's, where * stands for anything: 'rigl * 0.9'.
         workers: processes side by side, one thread each; all cores by default.
         out: folder of the run, runs/NAME-PRESET by default.
     """
     experiment = find(name)
-    config = configured(experiment, preset, alpha, seeds)
+    config = configured(experiment, preset, alpha, seeds, only)
     out = out or Path("runs") / f"{name}-{preset}"
     console = Console()
     findings = run_one(experiment, preset, config, out, workers, console)
+    if findings is None:
+        return
     console.print(findings.table.to_rich())
     console.print(f"Report: {out / 'report.html'}", highlight=False, soft_wrap=True)
 
@@ -96,8 +100,10 @@ def results(
     console, found = Console(), {}
     configs = {name: configured(experiment, preset, (), None) for name, experiment in EXPERIMENTS.items()}
     for name, config in configs.items():
-        found[name] = run_one(EXPERIMENTS[name], preset, config, out / name, workers, console)
-        console.print(found[name].table.to_rich())
+        findings = run_one(EXPERIMENTS[name], preset, config, out / name, workers, console)
+        if findings is not None:
+            found[name] = findings
+            console.print(findings.table.to_rich())
     index = write_docs(found, EXPERIMENTS, preset, docs, out)
     console.print(f"Results: {index}", highlight=False, soft_wrap=True)
 
@@ -112,8 +118,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 def run_one(
     experiment: Experiment, preset: str, config: Any, out: Path, workers: int | None, console: Console
-) -> Findings:
-    """Run with checked arguments; what is missing is said before the work, not after it."""
+) -> Findings | None:
+    """Run with checked arguments; what is missing is said before the work. Of several ranks, one has findings."""
     matplotlib()
     if workers is not None and workers < 1:
         raise RunError(f"workers must be at least 1, got {workers}")
@@ -127,11 +133,13 @@ def find(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def configured(experiment: Experiment, preset: str, alpha: Sequence[float], seeds: int | None) -> Any:
+def configured(
+    experiment: Experiment, preset: str, alpha: Sequence[float], seeds: int | None, only: Sequence[str] = ()
+) -> Any:
     """The preset's configuration with what was asked for instead."""
     if preset not in experiment.presets:
         raise RunError(f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}")
-    wanted = {"alphas": tuple(alpha) or None, "seeds": seeds}
+    wanted = {"alphas": tuple(alpha) or None, "seeds": seeds, "only": tuple(only) or None}
     changes = {name: value for name, value in wanted.items() if value is not None}
     unknown = changes.keys() - {field.name for field in fields(experiment.config)}
     if unknown:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from powerprop.experiments.base import Experiment, Findings, Job
+from powerprop.experiments.base import Experiment, Findings, Job, RunError
 from powerprop.experiments.folder import all_results, locked, prepare, results_so_far
 from powerprop.report import write_page
-from powerprop.train.display import display_for
+from powerprop.train.display import Display, display_for
+from powerprop.train.distributed import Ranks, current_ranks, process_group
 from powerprop.train.files import write_json
 from powerprop.train.parallel import Report, Task, run_tasks
 
@@ -24,30 +27,56 @@ class JobsFailedError(RuntimeError):
         self.tracebacks = tracebacks
 
 
-def run(experiment: Experiment, preset: str, config: Any, out: Path, workers: int, console: Console) -> Findings:
-    """Run all jobs that are not done yet, write the report, and return what was found."""
-    with locked(out):
-        prepare(out, experiment, preset, config)
-        experiment.prepare(config)
-        run_jobs(experiment, config, out, workers, console)
-        return write_report(experiment, preset, config, out)
+def run(experiment: Experiment, preset: str, config: Any, out: Path, workers: int, console: Console) -> Findings | None:
+    """Run all jobs that are not done yet, write the report, and return what was found.
+
+    Under torchrun all ranks train every job together; rank 0 alone writes, shows progress and returns findings.
+    """
+    with process_group() as ranks, _room(experiment, ranks, out):
+        if ranks.main:
+            prepare(out, experiment, preset, config)
+            experiment.prepare(config)
+        ranks.barrier()
+        run_jobs(experiment, config, out, workers, console if ranks.main else Console(quiet=True))
+        return write_report(experiment, preset, config, out) if ranks.main else None
 
 
 def run_jobs(experiment: Experiment, config: Any, out: Path, workers: int, console: Console) -> None:
     """Ask for jobs and run them until there are no new ones."""
+    ranks = current_ranks()
+    together = experiment.together is not None and (ranks.world > 1 or experiment.together(config))
     results: dict[str, dict[str, Any]] = {}
     while True:
         jobs = experiment.jobs(config, results)
-        results = results_so_far(out, [job.key for job in jobs])
+        results = ranks.from_main(results_so_far(out, [job.key for job in jobs]))
         waiting = [job for job in jobs if job.key not in results]
         if not waiting:
             if len(experiment.jobs(config, results)) == len(jobs):
                 return
             continue
         tasks = [_task(experiment, config, job, out) for job in waiting]
-        outcome = run_tasks(tasks, workers, display_for(console, experiment.name, len(tasks)))
-        if outcome.errors:
-            raise JobsFailedError(outcome.errors)
+        display = display_for(console, experiment.name, len(tasks))
+        if together:
+            run_in_turn(tasks, display, ranks)
+        elif errors := run_tasks(tasks, workers, display).errors:
+            raise JobsFailedError(errors)
+
+
+def run_in_turn(tasks: list[Task], display: Display, ranks: Ranks) -> None:
+    """Each task in this process, which all its threads and all ranks work on; the first error ends everything."""
+    with display:
+        for task in tasks:
+            display.update(task.key, 0.0, {})
+            task.function(*task.arguments, partial(display.update, task.key))
+            display.finish(task.key, None)
+            ranks.barrier()
+
+
+def _room(experiment: Experiment, ranks: Ranks, out: Path) -> AbstractContextManager[None]:
+    """The folder's lock, which rank 0 holds for all; an experiment that cannot use several ranks is an error."""
+    if ranks.world > 1 and experiment.together is None:
+        raise RunError(f"{experiment.name} trains on one process per job, got {ranks.world} ranks; leave torchrun out")
+    return locked(out) if ranks.main else nullcontext()
 
 
 def write_report(experiment: Experiment, preset: str, config: Any, out: Path) -> Findings:
@@ -68,4 +97,5 @@ def run_and_save(
     """Run one job; its result.json says that it is done."""
     folder.mkdir(parents=True, exist_ok=True)
     result = run_job(config, job, folder, report)
-    write_json(folder / "result.json", {**job.settings, **result})
+    if current_ranks().main:
+        write_json(folder / "result.json", {**job.settings, **result})

@@ -10,14 +10,16 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["ALONE", "RankBatches", "Ranks", "current_ranks", "process_group", "under_torchrun"]
+__all__ = ["ALONE", "RankBatches", "Ranks", "current_ranks", "local_device", "process_group", "under_torchrun"]
+
+T = TypeVar("T")
 
 
 class Batched(Protocol):
@@ -84,6 +86,15 @@ class Ranks:
             if len(set(values)) > 1:
                 raise ValueError(f"{what} differs between the ranks: {values}; they must see the same files")
         return value
+
+    def from_main(self, value: T) -> T:
+        """The value that rank 0 has."""
+        if self.world == 1:
+            return value
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0)
+        received: T = box[0]
+        return received
 
     @torch.no_grad()
     def broadcast_buffers(self, model: nn.Module) -> None:
