@@ -55,6 +55,7 @@ class Config:
         init: initialisation of the weights.
         pixels: "unit" scales them to [0, 1], "standard" each channel to mean 0 and variance 1.
         width: multiplies the channels of Conv-6.
+        batch_norm: after each convolution of Conv-6; its variables are not pruned.
         validation: the last so many training images choose the learning rate.
         train: the first so many of the others are trained on; 0 means all.
         test: the first so many test images are measured; 0 means all.
@@ -79,6 +80,7 @@ class Config:
     init: str = "truncated_fan_in"
     pixels: str = "unit"
     width: float = 1.0
+    batch_norm: bool = False
     validation: int = 5000
     train: int = 0
     test: int = 0
@@ -191,7 +193,7 @@ def build(config: Config, seed: int) -> nn.Module:
     """The network with the initial weights of this seed."""
     generator = torch.Generator().manual_seed(seed)
     if config.model == "conv6":
-        return models.conv6(width=config.width, init=config.init, generator=generator)
+        return models.conv6(width=config.width, batch_norm=config.batch_norm, init=config.init, generator=generator)
     return models.lenet_300_100(init=config.init, generator=generator)
 
 
