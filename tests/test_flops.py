@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import powerprop as pp
 from powerprop import Flops, Masks, at_most, count_flops, layer_densities
 from powerprop.models.resnet import Bottleneck, ResNet
 
@@ -157,6 +160,26 @@ SPARSE, BACKWARD = {"a": 0.5, "b": 0.1}, {"b": 0.5}
 )
 def test_a_training_step_by_hand(method: str, step: float) -> None:
     assert TOY.training(method, SPARSE, BACKWARD, interval=9) * 1200 == pytest.approx(step)
+
+
+@pytest.mark.parametrize(
+    ("sparsify", "step"),
+    [
+        (None, 3.0),
+        (pp.Static(0.5), 1.5),
+        (pp.IterativePruning(0.5, steps=10), 3.0),
+        (pp.SNFS(0.5, steps=10), 2.0),
+        (pp.RigL(0.5, steps=10, interval=4), (1.5 * 4 + 2.0) / 5),
+        (pp.TopKAST(0.5), 2.0),
+        (pp.TopKAST(0.5, backward_sparsity=0.25), 1.75),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_step_of_an_optimiser_by_hand(sparsify: Any, step: float) -> None:
+    """In passes of a dense network, f_D = 1: half of the weights are active once the method masks any."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizer = pp.Powerprop(torch.optim.SGD(model.parameters(), 0.1), model, 1.0, sparsify=sparsify)
+    assert 3 * count_flops(model, (8,)).step(optimizer) == pytest.approx(step)
 
 
 def test_masks_count_as_densities() -> None:

@@ -19,7 +19,9 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from powerprop.allocate import Layers
+from powerprop.optim import Powerprop
 from powerprop.select import Where, select
+from powerprop.sparsify.dynamic import SNFS, RigL
 from powerprop.sparsify.prune import allocate
 
 __all__ = ["Density", "Flops", "count_flops", "layer_densities"]
@@ -96,6 +98,17 @@ class Flops:
             raise ValueError(f"interval must be at least 1, got {interval}")
         terms = Terms(self.forward(density), self.forward(backward), self.dense, interval)
         return STEP[method](terms) / (3 * self.dense)
+
+    def step(self, optimizer: Powerprop) -> float:
+        """A training step with the optimiser's masks as they are now, relative to a dense one.
+
+        2 f_active + f_trainable, to which RigL and SNFS add the gradients of all weights that they grow by.
+        """
+        method = optimizer.sparsify
+        if isinstance(method, RigL):
+            return self.training("rigl", optimizer.active, interval=method.interval)
+        name = "snfs" if isinstance(method, SNFS) else "top-kast"
+        return self.training(name, optimizer.active, optimizer.trainable)
 
     def gradual(self, density: Density, start: float = 0.2, stop: float = 0.8, interval: float = 1 / 16) -> float:
         """Training with gradual pruning, relative to dense: the mean of f_S / f_D over the whole of it.
