@@ -2,13 +2,19 @@
 
 from powerprop.experiments.base import Experiment
 from powerprop.experiments.cifar_oneshot import EXPERIMENT as CIFAR_ONESHOT
+from powerprop.experiments.imagenet import EXPERIMENT as IMAGENET
 from powerprop.experiments.mnist_oneshot import EXPERIMENT as MNIST_ONESHOT
 from powerprop.experiments.mnist_optimisers import EXPERIMENT as MNIST_OPTIMISERS
+from powerprop.experiments.sparse_training import CIFAR as SPARSE_TRAINING_CIFAR
+from powerprop.experiments.sparse_training import EXPERIMENT as SPARSE_TRAINING
 
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist-oneshot": MNIST_ONESHOT,
     "mnist-optimisers": MNIST_OPTIMISERS,
     "cifar-oneshot": CIFAR_ONESHOT,
+    "imagenet": IMAGENET,
+    "sparse-training": SPARSE_TRAINING,
+    "sparse-training-cifar": SPARSE_TRAINING_CIFAR,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]
