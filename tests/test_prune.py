@@ -47,7 +47,7 @@ def test_top_k_out_of_range(k: int) -> None:
 
 
 def test_top_k_of_nan() -> None:
-    with pytest.raises(ValueError, match="scores must be finite numbers to rank them, got 2 NaN"):
+    with pytest.raises(FloatingPointError, match="scores must be finite numbers to rank them, got 2 NaN"):
         top_k(torch.tensor([1.0, math.nan, math.nan]), 1)
 
 

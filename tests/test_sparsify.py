@@ -12,7 +12,8 @@ import powerprop as pp
 from nets import batch, net, train
 from powerprop.schedules import constant
 from powerprop.sparsify import Method
-from powerprop.sparsify.base import share
+from powerprop.sparsify.base import share, top_among
+from powerprop.sparsify.prune import places, top_k
 from sparse import counts
 
 every_alpha = pytest.mark.parametrize("alpha", [1.0, 2.0])
@@ -404,6 +405,22 @@ def test_share_is_exact(layers: list[tuple[float, int]], data: st.DataObject) ->
     counts = share(total, weights, room)
     assert sum(counts.values()) == total
     assert all(0 <= counts[n] <= room[n] for n in room)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.0, 0.0, -1.0, 1.0, 2.0, 3.0]), min_size=1, max_size=40), st.data())
+def test_rankings_with_many_ties_keep_the_first(scores: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, len(scores)))
+    first = sorted(range(len(scores)), key=lambda i: -scores[i])[:k]
+    assert places(top_k(torch.tensor(scores), k)).tolist() == sorted(first)
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=1, max_size=40), st.data())
+def test_rankings_among_some(entries: list[tuple[int, bool]], data: st.DataObject) -> None:
+    candidates = [i for i, (_, there) in enumerate(entries) if there]
+    k = data.draw(st.integers(0, len(candidates)))
+    values, where = torch.tensor([float(v) for v, _ in entries]), torch.tensor([there for _, there in entries])
+    first = sorted(candidates, key=lambda i: -abs(entries[i][0]))[:k]
+    assert places(top_among(values.view(-1, 1), where.view(-1, 1), k)).tolist() == sorted(first)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------

@@ -254,9 +254,10 @@ class Master:
     def _views(self) -> list[_Chunk]:
         weight = self.weight.detach()
         bits = _BITS[weight.element_size()]
-        active, trainable = _as_bits(self.active, bits), _as_bits(self.trainable, bits)
-        moved = active if trainable is None else trainable if active is None else active & trainable
-        untouched = None if moved is None or self.alpha > 1 else ~moved
+        active = _as_bits(self.active, bits)
+        trainable = active if self.trainable is self.active else _as_bits(self.trainable, bits)
+        linear = self.alpha == 1 and self.phi is not None and self.pull is None
+        untouched = _outside_both(active, trainable) if linear else None
         phi = weight if self.phi is None else self.phi
         factor = weight if self.factor is None else self.factor
         buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, active, trainable, untouched, self.pull)
@@ -313,6 +314,12 @@ def _absorb_linear(c: _Chunk, alpha: float) -> None:
 def _as_bits(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """All bits of a kept weight set: `and` masks at the speed of a copy, and lets no NaN through as 0·NaN would."""
     return None if mask is None else mask.to(dtype).neg_()
+
+
+def _outside_both(active: Tensor | None, trainable: Tensor | None) -> Tensor | None:
+    """All bits of the weights set that are not both active and trainable."""
+    both = active if trainable is None else trainable if active is None else active & trainable
+    return None if both is None else ~both
 
 
 def _stretches(buffers: tuple[Tensor | None, ...]) -> list[tuple[Any, ...]]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, constant
-from powerprop.sparsify.base import active, top_among
+from powerprop.sparsify.base import active, from_places
 from powerprop.sparsify.dynamic import SET, spread_within
+from powerprop.sparsify.prune import places, top_k
 
 __all__ = ["DSR"]
 
@@ -76,6 +77,9 @@ class DSR(SET):
 
 def _reaching(master: Master, height: float) -> Tensor:
     mask = active(master)
-    size = master.weight.detach().abs()
-    survivors = mask & (size >= height)
-    return survivors if survivors.any() else top_among(size, mask, min(1, int(mask.count_nonzero())))
+    here = places(mask)
+    size = master.weight.detach().flatten().index_select(0, here).abs_()
+    high = size >= height
+    if not high.any():
+        high = top_k(size, min(1, size.numel()))
+    return from_places(here.index_select(0, places(high)), mask)

@@ -16,7 +16,8 @@ from torch import Tensor
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, Schedule, cosine, moment, period
-from powerprop.sparsify.base import Method, active, places, set_mask, share, top_among
+from powerprop.sparsify.base import Method, active, set_mask, share, top_among
+from powerprop.sparsify.prune import places
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -57,14 +58,14 @@ class SET(Method):
     def _largest(self, master: Master) -> Tensor:
         mask = active(master)
         count = int(mask.count_nonzero())
-        return top_among(master.weight.detach().abs(), mask, count - int(count * self.rate(self.step)))
+        return top_among(master.weight.detach(), mask, count - int(count * self.rate(self.step)))
 
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """How many weights to grow in each layer: as many as it lost."""
         return {n: _lost(optimizer.masters[n], mask) for n, mask in survivors.items()}
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
-        """Whom to grow: the largest in magnitude; the sign is that of the grown weight. Here at random."""
+        """Whom to grow: the largest in magnitude; a grown weight has the opposite sign. Here at random."""
         return self.random(optimizer.masters[name].param).mul_(2).sub_(1)
 
     # --- the mask update ------------------------------------------------------------------------------------------
@@ -90,12 +91,14 @@ class SET(Method):
     def _grow(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> None:
         master = optimizer.masters[name]
         old = active(master)
-        direction = self.growth(optimizer, name)
-        new = kept | top_among(direction.abs(), ~kept, count)
-        size = grown_size(master, old, old & ~new) if master.alpha > 1 else 0.0
+        against = self.growth(optimizer, name)
+        new = kept | top_among(against, ~kept, count)
+        if master.alpha == 1:
+            set_mask(optimizer, name, new)
+            return
+        theta = torch.full_like(against, grown_size(master, old, old & ~new)).copysign_(-against)
         set_mask(optimizer, name, new)
-        if size:
-            master.put(new & ~old, torch.where(direction < 0, -size, size))
+        master.put(new & ~old, theta)
 
 
 @dataclass(eq=False)
@@ -108,10 +111,10 @@ class RigL(SET):
     """
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
-        """Downhill along the gradient."""
+        """Where the gradient is largest, downhill."""
         grad = optimizer.masters[name].param.grad
         assert grad is not None
-        return -grad
+        return grad
 
 
 @dataclass(eq=False)
@@ -149,12 +152,12 @@ class SNFS(SET):
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """The weights lost in all layers, shared out by mean |momentum|."""
         lost = super().spread(optimizer, survivors)
-        weight = {n: _mean(self.momentum(optimizer, n).abs(), active(optimizer.masters[n])) for n in survivors}
+        weight = {n: _mean_size(self.momentum(optimizer, n), active(optimizer.masters[n])) for n in survivors}
         return spread_within(self.groups, lost, weight, survivors)
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
-        """Downhill along the momentum."""
-        return -self.momentum(optimizer, name)
+        """Where the momentum is largest, downhill."""
+        return self.momentum(optimizer, name)
 
     def state_dict(self) -> dict[str, Any]:
         """With the averages kept here."""
@@ -190,17 +193,17 @@ def spread_within(
 
 def grown_size(master: Master, old: Tensor, lost: Tensor) -> float:
     """The mean magnitude of the lost weights; else the smallest of the layer; else that of a fresh layer."""
-    size = master.weight.detach().abs()
-    found = _mean(size, lost)
+    weight = master.weight.detach()
+    found = _mean_size(weight, lost)
     if found == 0:
-        alive = size.flatten().index_select(0, places(old & (size > 0)))
-        found = float(alive.min()) if alive.numel() else max(1, size[0].numel()) ** -0.5
+        alive = weight.flatten().index_select(0, places(old & (weight != 0)))
+        found = float(alive.abs().min()) if alive.numel() else max(1, weight[0].numel()) ** -0.5
     return found
 
 
-def _mean(values: Tensor, mask: Tensor) -> float:
+def _mean_size(values: Tensor, mask: Tensor) -> float:
     chosen = values.flatten().index_select(0, places(mask))
-    return float(chosen.mean()) if chosen.numel() else 0.0
+    return float(chosen.abs().mean()) if chosen.numel() else 0.0
 
 
 def _lost(master: Master, survivors: Tensor) -> int:

@@ -63,9 +63,9 @@ class IterativePruning(Method):
     def _prune(self, optimizer: Powerprop, names: tuple[str, ...], final: int) -> None:
         """Keep the largest of the weights still there, as many as the curve allows now."""
         masters = [optimizer.masters[n] for n in names]
-        size = torch.cat([m.weight.detach().abs().flatten() for m in masters])
+        weight = torch.cat([m.weight.detach().flatten() for m in masters])
         alive = torch.cat([active(m).flatten() for m in masters])
-        count = size.numel() - round((size.numel() - final) * self.progress(self.step))
-        masks = torch.split(top_among(size, alive, count), [m.param.numel() for m in masters])
+        count = weight.numel() - round((weight.numel() - final) * self.progress(self.step))
+        masks = torch.split(top_among(weight, alive, count), [m.param.numel() for m in masters])
         for name, mask, master in zip(names, masks, masters, strict=True):
             set_mask(optimizer, name, mask.view(master.param.shape))

@@ -13,7 +13,7 @@ from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, erk, kept,
 from powerprop.masks import Masks
 from powerprop.select import Where, select
 
-__all__ = ["allocate", "magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks"]
+__all__ = ["allocate", "magnitude_masks", "places", "prune", "sparsity", "top_k", "top_k_masks"]
 
 
 def top_k(score: Tensor, k: int) -> Tensor:
@@ -25,18 +25,33 @@ def top_k(score: Tensor, k: int) -> Tensor:
         return torch.full_like(score, bool(k), dtype=torch.bool)
     threshold = _kth_smallest(flat, flat.numel() - k)
     mask = flat > threshold
-    ties = (flat == threshold).nonzero().flatten()
-    mask[ties[: k - int(mask.count_nonzero())]] = True
+    mask[places(flat == threshold)[: k - int(mask.count_nonzero())]] = True
     if int(mask.count_nonzero()) != k:
-        raise ValueError(f"scores must be finite numbers to rank them, got {int(flat.isnan().sum())} NaN")
+        raise FloatingPointError(f"scores must be finite numbers to rank them, got {int(flat.isnan().sum())} NaN")
     return mask.view(score.shape)
 
 
 def _kth_smallest(flat: Tensor, k: int) -> Tensor:
-    """The value at position k of the sorted scores; on a CPU numpy's partition is ten times faster than torch's."""
+    """The value at position k of the sorted scores; on a CPU numpy's partition is ten times faster than torch's.
+
+    It is slow again where most scores are equal, as zeros and masked weights are: these are set aside first.
+    """
     if flat.device.type != "cpu" or flat.dtype not in (torch.float32, torch.float64):
         return flat.float().kthvalue(k + 1).values
-    return torch.from_numpy(np.partition(flat.numpy(), k)[k : k + 1])[0]
+    scores = flat.numpy()
+    lowest = scores.min()
+    above = scores > lowest
+    equal = scores.size - int(np.count_nonzero(above))
+    if 2 * equal > scores.size:
+        scores, k = scores[np.flatnonzero(above)], k - equal
+    return torch.as_tensor(lowest if k < 0 else np.partition(scores, k)[k], dtype=flat.dtype)
+
+
+def places(mask: Tensor) -> Tensor:
+    """The flat indices of a mask; on a CPU numpy finds them up to ten times faster than torch."""
+    if mask.device.type != "cpu":
+        return mask.flatten().nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def allocate(
