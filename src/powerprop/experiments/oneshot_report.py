@@ -38,8 +38,8 @@ from powerprop.report import (
 )
 from powerprop.train.files import read_json
 
-COLUMNS_AT = (0.05, 0.02, 0.01)
-"""The table shows the points of the grid nearest to these fractions kept."""
+COLUMNS_AT = (0.05, 0.02)
+"""The table shows the points of the grid nearest to these fractions kept; more would not fit 80 columns."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ def main_table(config: Config, measured: Sequence[Measured], points: Sequence[in
     """One row per arm: accuracy dense, at a few fractions kept, and averaged over the band."""
     at = sorted({nearest(config, kept) for kept in COLUMNS_AT}, reverse=True)
     columns: list[str | Column] = [
-        "", "learning rate", Column("dense", "max", 2, percent=True),
-        *(Column(f"{config.grid[i]:.2%} kept", "max", 1, percent=True) for i in at),
-        Column(f"mean {config.band[0]:.1%}–{config.band[1]:.1%}", "max", 1, percent=True),
+        "", "lr", Column("dense", "max", 2, percent=True),
+        *(Column(f"{config.grid[i]:.1%} kept", "max", 1, percent=True) for i in at),
+        Column(f"{100 * config.band[0]:g}–{config.band[1]:.1%} kept", "max", 1, percent=True),
     ]  # fmt: skip
     rows: list[list[str | Cell]] = [
         [m.label, f"{m.lr:g}", m.cell("test", -1), *(m.cell("test", i) for i in at), m.band(points)] for m in measured
     ]
     lost = sum(m.diverged for m in measured)
-    caption = "Test accuracy in percent after one-shot pruning, without retraining."
+    caption = "Test accuracy in percent after one-shot pruning, without retraining; ranges are means over the grid."
     return Table("Accuracy against weights kept", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
 
 
