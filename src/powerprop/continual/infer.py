@@ -1,0 +1,126 @@
+"""Which task does an input belong to? The sub-network that is sure of its answer tells.
+
+The masks of all tasks are mixed in the space of the weights, w = θ ⊙ Σ_t π_t M^t with π = 1/T, and the entropy H of the
+output is differentiated with respect to the coefficients (Wortsman et al. 2020; paper, section 4.2):
+
+    ∂H/∂π_t = Σ_i ∂H/∂w_i θ_i M^t_i.
+
+One forward and one backward pass through the mixture give ∂H/∂w; one more pass over the weights gives the sum for all T
+tasks at once (see `taskmasks`). The task whose coefficient lowers the entropy fastest is the best guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from powerprop.continual.strategy import in_parts
+from powerprop.continual.subnets import Subnetworks
+from powerprop.continual.task import entropy
+
+__all__ = ["METHODS", "entropy_gradient", "infer"]
+
+Columns = Callable[[Tensor, int], Tensor]
+"""The outputs of a task's own classes among all outputs."""
+
+
+def entropy_gradient(nets: Subnetworks, x: Tensor, coefficients: Tensor) -> Tensor:
+    """∂H/∂π for all tasks at a mixture: one forward and one backward pass, then one pass over the weights."""
+    mixed = {n: w.requires_grad_() for n, w in nets.mixture(coefficients).items()}
+    with torch.enable_grad():
+        value = entropy(nets.outputs(x, mixed, 0)).mean()
+        gradients = torch.autograd.grad(value, list(mixed.values()))
+    return nets.coefficient_gradient(dict(zip(mixed, gradients, strict=True)))
+
+
+@torch.no_grad()
+def entropies(nets: Subnetworks, x: Tensor, columns: Columns, wanted: Tensor | None = None) -> Tensor:
+    """(tasks, inputs): how unsure each sub-network is of each input; one masked pass per task over all its inputs.
+
+    wanted: (tasks, inputs) booleans; the others are infinite and cost nothing.
+    """
+    found = torch.full((nets.masks.tasks, len(x)), torch.inf)
+    for task in nets.task_numbers():
+        rows = None if wanted is None else wanted[task].nonzero()[:, 0]
+        if rows is not None and not len(rows):
+            continue
+        weights = nets.masked(nets.masks.mask(task))
+        asked = x if rows is None else x[rows.to(x.device)]
+        unsure = in_parts(nets.model, lambda part: entropy(columns(nets.outputs(part, weights, task), task)), asked)  # noqa: B023
+        found[task, slice(None) if rows is None else rows] = unsure.float().cpu()
+    return found
+
+
+def oneshot(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+    """The task with the lowest ∂H/∂π at the even mixture of all."""
+    return _lowest(entropy_gradient(nets, x, _even(torch.ones(nets.masks.tasks, dtype=torch.bool))), 1)
+
+
+def binary(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+    """Half of the tasks at a time: those with the higher ∂H/∂π are out, the rest is mixed anew, until one is left."""
+    left = torch.ones(nets.masks.tasks, dtype=torch.bool)
+    while (count := int(left.sum())) > 1:
+        gradient = entropy_gradient(nets, x, _even(left)).masked_fill(~left, torch.inf)
+        left = _lowest(gradient, (count + 1) // 2)
+    return left
+
+
+def shortlist(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+    """The tasks with the lowest ∂H/∂π at the even mixture, to be tried one by one."""
+    every = torch.ones(nets.masks.tasks, dtype=torch.bool)
+    if len(every) <= candidates:
+        return every
+    return _lowest(entropy_gradient(nets, x, _even(every)), candidates)
+
+
+def exhaustive(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+    """All tasks, to be tried one by one."""
+    return torch.ones(nets.masks.tasks, dtype=torch.bool)
+
+
+def _even(which: Tensor) -> Tensor:
+    return which.double() / which.sum()
+
+
+def _lowest(gradient: Tensor, count: int) -> Tensor:
+    chosen = torch.zeros(len(gradient), dtype=torch.bool)
+    chosen[gradient.argsort()[:count]] = True
+    return chosen
+
+
+METHODS: dict[str, Callable[[Subnetworks, Tensor, int], Tensor]] = {
+    "shortlist": shortlist,
+    "oneshot": oneshot,
+    "binary": binary,
+    "exhaustive": exhaustive,
+}
+"""Each gives the tasks that are worth a pass of their own; among several the lowest entropy decides."""
+
+
+def infer(
+    nets: Subnetworks, x: Tensor, columns: Columns, method: str = "shortlist", group: int | None = None,
+    candidates: int = 8,
+) -> Tensor:  # fmt: skip
+    """The task of every input.
+
+    columns: the outputs of a task's own classes.
+    method: one of METHODS.
+    group: so many consecutive inputs are known to be of one task; None is all of them, 1 judges each by itself.
+    candidates: the tasks that `shortlist` tries.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if group is not None and group < 1:
+        raise ValueError(f"group must be at least 1, got {group}")
+    nets.masks.check(0)
+    parts = torch.split(x, group or max(1, len(x)))
+    sizes = torch.tensor([len(part) for part in parts])
+    device = next(nets.model.parameters()).device
+    chosen = torch.stack([METHODS[method](nets, part.to(device), candidates) for part in parts])
+    if int(chosen.sum(1).max()) > 1:
+        unsure = entropies(nets, x, columns, chosen.repeat_interleave(sizes, 0).T)
+        mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes.tolist(), 1)])
+        return mean.argmin(1).repeat_interleave(sizes)
+    return chosen.int().argmax(1).repeat_interleave(sizes)

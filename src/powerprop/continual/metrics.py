@@ -1,0 +1,102 @@
+"""How well a sequence of tasks was learned: accuracies by scenario, and the measures made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from powerprop.continual.strategy import Strategy
+from powerprop.continual.task import Prediction, Scenario, Task, check_scenario
+from powerprop.data.images import Part
+
+__all__ = ["Accuracies", "accuracy_on", "correct"]
+
+
+def accuracy_on(learner: Strategy, task: Task, scenario: Scenario, part: Part | None = None, **how: Any) -> float:
+    """The fraction of a task's test set (or another part of it) that is classified correctly in a scenario.
+
+    how: further arguments of the learner's `predict`, such as the size of the groups that share a task.
+    """
+    check_scenario(scenario)
+    x, y = task.test() if part is None else part
+    given = task.index if scenario == "task-incremental" else None
+    return correct(learner, learner.predict(x, given, **how), task, y, scenario)
+
+
+def correct(learner: Strategy, found: Prediction, task: Task, y: torch.Tensor, scenario: Scenario) -> float:
+    """The fraction of a prediction that is right: the class within the task, or of all classes if that is asked."""
+    right = found.label.cpu() == y.cpu()
+    if scenario == "class-incremental":
+        known = found.task.cpu() >= 0
+        numbers = [learner.tasks[t].classes[label] if t >= 0 else -1 for t, label in _pairs(found)]
+        right = known & (torch.tensor(numbers) == task.global_labels(y.cpu()))
+    return float(right.double().mean())
+
+
+def _pairs(found: Prediction) -> list[tuple[int, int]]:
+    return list(zip(found.task.tolist(), found.label.tolist(), strict=True))
+
+
+@dataclass
+class Accuracies:
+    """R[i, j], the test accuracy on task j after learning task i, in one named scenario; NaN where not measured.
+
+    rows: one list per task learned, of as many values as tasks were evaluated.
+    """
+
+    scenario: Scenario
+    rows: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_scenario(self.scenario)
+
+    def matrix(self) -> list[list[float]]:
+        """All rows at the same length."""
+        width = max((len(row) for row in self.rows), default=0)
+        return [row + [math.nan] * (width - len(row)) for row in self.rows]
+
+    def average(self, after: int | None = None) -> float:
+        """The mean over the tasks learned, after the last one (or after task number `after`)."""
+        last = self._last() if after is None else after
+        return fmean(self.rows[last][: last + 1])
+
+    def backward_transfer(self) -> float:
+        """Mean of R[T, j] - R[j, j] over the earlier tasks: below zero is forgetting (Lopez-Paz & Ranzato, 2017)."""
+        last = self._last(2)
+        return fmean(self.rows[last][j] - self.rows[j][j] for j in range(last))
+
+    def forgetting(self) -> float:
+        """Mean of max_i R[i, j] - R[T, j] over the earlier tasks: what was once known and is lost (Chaudhry, 2018)."""
+        last = self._last(2)
+        return fmean(max(self.rows[i][j] for i in range(j, last)) - self.rows[last][j] for j in range(last))
+
+    def forward_transfer(self, untrained: Sequence[float]) -> float:
+        """Mean of R[j - 1, j] minus the accuracy of an untrained network: what a task gains before it is learned.
+
+        untrained: accuracies of the network with its first weights on every task.
+        """
+        last = self._last(2)
+        if any(len(self.rows[j - 1]) <= j for j in range(1, last + 1)):
+            raise ValueError("forward transfer needs every task evaluated before it is learned")
+        return fmean(self.rows[j - 1][j] - untrained[j] for j in range(1, last + 1))
+
+    def summary(self) -> dict[str, Any]:
+        """The measures as plain data, with the scenario's name."""
+        many = len(self.rows) > 1
+        return {
+            "scenario": self.scenario,
+            "tasks": len(self.rows),
+            "average": self.average(),
+            "backward_transfer": self.backward_transfer() if many else None,
+            "forgetting": self.forgetting() if many else None,
+        }
+
+    def _last(self, least: int = 1) -> int:
+        if len(self.rows) < least:
+            raise ValueError(f"this needs {least} or more learned tasks, got {len(self.rows)}")
+        return len(self.rows) - 1

@@ -1,0 +1,37 @@
+"""Learners on disk: one safetensors file with a JSON text in its header, and no pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from powerprop.masks import write_atomically
+
+__all__ = ["read_learner", "write_learner"]
+
+FORMAT = "powerprop-learner-1"
+
+
+def write_learner(path: str | Path, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
+    """Write tensors and plain data as one file, whole or not at all."""
+    metadata = {"format": FORMAT, "learner": json.dumps(data, allow_nan=False)}
+    content = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    write_atomically(path, to_safetensors(content, metadata))
+
+
+def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_learner` wrote, onto the CPU; a truncated or foreign file is an error that names it."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"{path}: expected a file of format {FORMAT!r}, got {metadata.get('format')!r}")
+            return {n: file.get_tensor(n) for n in file.keys()}, json.loads(metadata["learner"])  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a complete safetensors file ({error})") from error

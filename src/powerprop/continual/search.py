@@ -1,0 +1,65 @@
+"""How sparse can a task be made? Three searches over a list of kept fractions, dense first.
+
+Each is given `passes(i)`, which says whether the i-th fraction keeps enough of the performance, and returns the last
+one that does on the way from dense to sparse, or -1 if none does. They agree where the performance falls steadily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+__all__ = ["GRID", "around", "binary", "check_grid", "linear"]
+
+GRID: tuple[float, ...] = (
+    0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15,
+    0.14, 0.13, 0.12, 0.11, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01,
+)  # fmt: skip
+"""The kept fractions that the paper searches (appendix, hyper-parameters of Permuted- and Split-MNIST)."""
+
+Passes = Callable[[int], bool]
+
+
+def check_grid(grid: Sequence[float]) -> tuple[float, ...]:
+    """Kept fractions in (0, 1], dense first, or an error that repeats them."""
+    values = tuple(float(kept) for kept in grid)
+    falling = all(a > b for a, b in pairwise(values))
+    if not values or not falling or not 0 < values[-1] <= values[0] <= 1:
+        raise ValueError(f"grid must be falling fractions of weights kept in (0, 1], got {list(grid)}")
+    return values
+
+
+def linear(passes: Passes, count: int) -> int:
+    """From dense to sparse until one fails (the paper's Algorithm 1)."""
+    for i in range(count):
+        if not passes(i):
+            return i - 1
+    return count - 1
+
+
+def binary(passes: Passes, count: int) -> int:
+    """Bisection: never more than ⌈log2(count + 1)⌉ evaluations."""
+    return _between(passes, -1, count)
+
+
+def around(passes: Passes, count: int, guess: int) -> int:
+    """From a guess outwards in growing strides, then bisection: few evaluations if the guess is near."""
+    guess = min(max(guess, 0), count - 1)
+    stride = 1
+    if passes(guess):
+        low = guess
+        while low + stride < count and passes(low + stride):
+            low, stride = low + stride, 2 * stride
+        return _between(passes, low, min(low + stride, count))
+    high = guess
+    while high - stride > -1 and not passes(high - stride):
+        high, stride = high - stride, 2 * stride
+    return _between(passes, max(high - stride, -1), high)
+
+
+def _between(passes: Passes, low: int, high: int) -> int:
+    """The last that passes, where `low` is known to pass (or -1) and `high` to fail (or to be the end)."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return low

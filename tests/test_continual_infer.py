@@ -1,0 +1,105 @@
+"""Task inference: its gradient against autograd, its answers on tasks that are easy to tell apart."""
+
+import pytest
+import torch
+
+from powerprop.continual import METHODS, Strategy, accuracy_on, entropy_gradient, infer
+from powerprop.continual.infer import entropies
+from powerprop.continual.task import entropy
+from tasks import CLASSES, learner, toy_model, toy_task
+
+
+@pytest.fixture(scope="module")
+def trained() -> Strategy:
+    ours = learner(model=toy_model(width=64), steps=150, gamma=0.98)
+    for t in range(5):
+        ours.learn(toy_task(t))
+    return ours
+
+
+def test_entropy_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0], [50.0, 0.0, 0.0], [0.0, 0.0, -50.0]])
+    expected = [1.0, 0.0, float(torch.log(torch.tensor(2.0)) / torch.log(torch.tensor(3.0)))]
+    assert entropy(logits).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("heads", [0, 4])
+def test_the_gradient_is_autograds(heads: int) -> None:
+    ours = learner(alpha=1.375, head_count=heads)
+    for t in range(4):
+        ours.learn(toy_task(t))
+    nets, x = ours.nets, toy_task(2).test().x[:16]
+    pi = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    found = entropy_gradient(nets, x, pi)
+
+    coefficients = pi.float().requires_grad_()
+    theta = nets.theta()
+    weights = {n: theta[n] * sum(c * nets.masks.mask(t)[n] for t, c in enumerate(coefficients)) for n in theta}
+    for rest, stack in nets._head_stacks().items():
+        weights[f"heads.0.{rest}"] = torch.einsum("t,t...->...", coefficients, stack)
+    (expected,) = torch.autograd.grad(entropy(nets.outputs(x, weights, 0)).mean(), coefficients)
+    assert torch.allclose(found.float(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_are_told_apart(method: str, trained: Strategy) -> None:
+    right = [infer(trained.nets, toy_task(t).test().x, trained.own_classes, method, group=64) == t for t in range(5)]
+    rate = float(torch.cat(right).double().mean())
+    assert rate == 1 if method in ("shortlist", "exhaustive") else rate > 0.3
+
+
+def test_exhaustive_takes_the_lowest_entropy(trained: Strategy) -> None:
+    x = toy_task(1).test().x[:30]
+    table = entropies(trained.nets, x, trained.own_classes)
+    for t in range(5):
+        expected = entropy(trained.logits(x, t)[:, :CLASSES])
+        assert torch.allclose(table[t], expected, atol=1e-6)
+    assert torch.equal(infer(trained.nets, x, trained.own_classes, "exhaustive", 1), table.argmin(0))
+    means = torch.stack([table[:, :20].mean(1), table[:, 20:].mean(1)])
+    expected = means.argmin(1).repeat_interleave(torch.tensor([20, 10]))
+    assert torch.equal(infer(trained.nets, x, trained.own_classes, "exhaustive", 20), expected)
+
+
+def test_a_short_list_tries_only_its_candidates(trained: Strategy) -> None:
+    x = toy_task(3).test().x[:64]
+    one = infer(trained.nets, x, trained.own_classes, "shortlist", candidates=1)
+    assert torch.equal(one, infer(trained.nets, x, trained.own_classes, "oneshot"))
+    every = infer(trained.nets, x, trained.own_classes, "shortlist", candidates=5)
+    assert torch.equal(every, infer(trained.nets, x, trained.own_classes, "exhaustive"))
+
+
+def test_predictions_come_back_in_order(trained: Strategy) -> None:
+    parts = [toy_task(t).test() for t in (2, 0, 2, 4)]
+    x = torch.cat([part.x[:32] for part in parts])
+    found = trained.predict(x, group=32)
+    assert found.task.view(4, 32)[:, 0].tolist() == [2, 0, 2, 4]
+    for i, t in enumerate((2, 0, 2, 4)):
+        rows = slice(32 * i, 32 * (i + 1))
+        given = trained.predict(x[rows], t)
+        assert torch.equal(found.label[rows], given.label)
+        assert torch.allclose(found.entropy[rows], given.entropy, atol=1e-6)
+
+
+def test_class_incremental_accuracy_counts_the_task(trained: Strategy) -> None:
+    given = accuracy_on(trained, toy_task(1), "task-incremental")
+    assert accuracy_on(trained, toy_task(1), "class-incremental", group=128) == given
+    assert accuracy_on(trained, toy_task(1), "class-incremental", group=1) < given
+    assert accuracy_on(trained, toy_task(1), "domain-incremental", group=128) == given
+
+
+def test_unknown_inputs_are_flagged(trained: Strategy) -> None:
+    known = trained.predict(toy_task(0).test().x, group=64, unknown=0.5)
+    assert (known.task == 0).all()
+    strange = 0.01 * torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
+    assert (trained.predict(strange, unknown=0.2).task == -1).all()
+    assert (trained.predict(strange).task >= 0).all()
+
+
+def test_bad_arguments(trained: Strategy) -> None:
+    x = toy_task(0).test().x
+    with pytest.raises(ValueError, match="method must be one of shortlist, .*, got 'magic'"):
+        trained.predict(x, method="magic")
+    with pytest.raises(ValueError, match="group must be at least 1, got 0"):
+        trained.predict(x, group=0)
+    with pytest.raises(ValueError, match="task must be learned first"):
+        learner().predict(x)
