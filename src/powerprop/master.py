@@ -158,9 +158,9 @@ class Master:
         place = (self.param.data_ptr(), self.param.device, self.param.dtype, self.param.stride())
         if place == self._place:
             return
-        for field in ("active", "trainable"):
-            if (mask := getattr(self, field)) is not None:
-                setattr(self, field, _laid_out_like(mask.to(self.param.device), self.param))
+        for field in ("active", "trainable", "pull"):
+            if (tensor := getattr(self, field)) is not None:
+                setattr(self, field, _laid_out_like(tensor.to(self.param.device), self.param))
         if self.phi is not None:
             wide = torch.promote_types(self.param.dtype, torch.float32)
             self.phi = _laid_out_like(self.phi.to(self.param.device, wide), self.param)
@@ -169,7 +169,7 @@ class Master:
                 self.factor = self._power()
             if self.proxy is not None:
                 self.proxy.detach().copy_(self._shown())
-        self._place, self._chunks, self.pull = place, None, None
+        self._place, self._chunks = place, None
 
     # --- masks --------------------------------------------------------------------------------------------------
 
@@ -213,8 +213,8 @@ class Master:
         """Let each step take pull·θ from the target, to decay θ past the base optimiser and its momentum.
 
         What is left is the move for α > 1 (a decay by d is pull = active + d) and the new θ for α = 1, where one
-        operation less does (pull = active + d - 1). Values changed in place count from the next step on; new masks or
-        a new place in memory end it.
+        operation less does (pull = active + d - 1). Values changed in place count from the next step on; new masks end
+        it.
         """
         self.pull, self._chunks = pull, None
 
@@ -268,7 +268,7 @@ class Master:
     def restore(self, phi: Tensor | None, active: Tensor | None, trainable: Tensor | None) -> None:
         """Take up saved φ and masks. The model's weight is not touched: the next step compares it with φ."""
         self.active, self.trainable = self._mask(active), self._mask(trainable)
-        self.phi, self._place, self._version = phi, (), -1
+        self.phi, self.pull, self._place, self._version = phi, None, (), -1
         self._follow()
 
     def __getstate__(self) -> dict[str, Any]:

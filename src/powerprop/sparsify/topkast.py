@@ -51,19 +51,21 @@ class TopKAST(Method):
         period(self.interval, None)
         self.last = None if self.freeze is None else moment(self.freeze, self.steps, "freeze")
         self.decays: dict[str, Decay] = {}
+        self.rates: list[float] = []
 
     def begin(self, optimizer: Powerprop) -> None:
         """The largest of the initial weights."""
         self.refresh(optimizer)
 
     def before_step(self, optimizer: Powerprop) -> bool:
-        """Set the exploration decay to the current learning rate."""
+        """Let the exploration decay follow the masks and the learning rate; while they stay there is nothing to do."""
         super().before_step(optimizer)
         if self.decay > 0:
-            lr = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-            for name, master in optimizer.masters.items():
-                if master.active is not None:
-                    self._decay(name, master).set(float(lr[id(master.param)]))
+            rates = [float(group["lr"]) for group in optimizer.param_groups]
+            stale = {n: m for n, m in optimizer.masters.items() if m.active is not None and self._stale(n, m)}
+            if stale or rates != self.rates:
+                self._follow(optimizer, stale)
+                self.rates = rates
         return False
 
     def after_step(self, optimizer: Powerprop) -> None:
@@ -78,24 +80,30 @@ class TopKAST(Method):
         sizes = {n: m.theta().abs() for n, m in optimizer.masters.items()}
         forward, backward = self.top(sizes), self._backward(sizes)
         for name, master in optimizer.masters.items():
-            trained = backward[name] | forward[name]
-            changed = ~trained if master.trainable is None else trained ^ master.trainable
-            master.set_masks(forward[name], None if trained.all() else trained, keep=True)
-            optimizer.reset_state(name, changed)
+            self._set(optimizer, name, master, forward[name], backward[name] | forward[name])
+
+    def _set(self, optimizer: Powerprop, name: str, master: Master, used: Tensor, trained: Tensor) -> None:
+        everything = int(trained.count_nonzero()) == trained.numel()
+        if master.trainable is not None or not everything:
+            optimizer.reset_state(name, ~trained if master.trainable is None else trained ^ master.trainable)
+        master.set_masks(used, None if everything else trained, keep=True)
 
     def _backward(self, sizes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         limit = self.backward_sparsity
         layers = {n: rule if callable(rule) else min(rule, limit) for n, rule in (self.layers or {}).items()}
         return top_k_masks(sizes, limit, self.distribution, layers)
 
-    def _decay(self, name: str, master: Master) -> Decay:
-        """The layer's decay, made anew after the masks changed or the weight moved in memory."""
-        master.sync()
-        decay = self.decays.get(name)
-        if decay is None or master.pull is not decay.pull:
-            decay = self.decays[name] = Decay(master, self.decay)
-            master.set_pull(decay.pull)
-        return decay
+    def _stale(self, name: str, master: Master) -> bool:
+        return name not in self.decays or master.pull is not self.decays[name].pull
+
+    def _follow(self, optimizer: Powerprop, stale: Mapping[str, Master]) -> None:
+        for name, master in stale.items():
+            master.sync()
+            self.decays[name] = Decay(master, self.decay)
+            master.set_pull(self.decays[name].pull)
+        lr = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+        for name, decay in self.decays.items():
+            decay.set(lr[id(optimizer.masters[name].param)])
 
 
 class Decay:
@@ -109,11 +117,8 @@ class Decay:
         shown = used.to(master.phi.dtype)
         self.rate = trained.to(master.phi.dtype).mul_(rate / density).add_(shown, alpha=rate - rate / density)
         self.still = shown.sub_(float(master.alpha == 1))
-        self.pull = self.still.clone()
-        self.lr = 0.0
+        self.pull = torch.empty_like(shown)
 
     def set(self, lr: float) -> None:
-        """Follow the learning rate; costs nothing while it stays."""
-        if lr != self.lr:
-            torch.add(self.still, self.rate, alpha=lr, out=self.pull)
-            self.lr = lr
+        """Decay at this learning rate from now on."""
+        torch.add(self.still, self.rate, alpha=lr, out=self.pull)
