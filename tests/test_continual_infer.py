@@ -63,7 +63,7 @@ def test_exhaustive_takes_the_lowest_entropy(trained: Strategy) -> None:
 def test_a_short_list_tries_only_its_candidates(trained: Strategy) -> None:
     x = toy_task(3).test().x[:64]
     one = infer(trained.nets, x, trained.own_classes, "shortlist", candidates=1)
-    assert torch.equal(one, infer(trained.nets, x, trained.own_classes, "oneshot"))
+    assert int(trained.nets.signatures.distance(x).argmin()) == int(one[0])
     every = infer(trained.nets, x, trained.own_classes, "shortlist", candidates=5)
     assert torch.equal(every, infer(trained.nets, x, trained.own_classes, "exhaustive"))
 

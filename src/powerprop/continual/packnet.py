@@ -190,7 +190,7 @@ def settle(
     learner.nets.restrict(masks)
     if learner.retrain_steps:
         learner.train(batches, learner.retrain_steps, progress, "retraining")
-    learner.nets.pack(masks, learner.generator(WEIGHTS))
+    learner.nets.pack(masks, batches.x, learner.generator(WEIGHTS))
 
 
 def subnetwork_logits(learner: PackNet | EfficientPackNet, x: Tensor, task: int | None) -> Tensor:
@@ -203,7 +203,7 @@ def subnetwork_logits(learner: PackNet | EfficientPackNet, x: Tensor, task: int 
 
 def answer(
     learner: PackNet | EfficientPackNet, x: Tensor, task: int | None = None, *, method: str = "shortlist",
-    group: int | None = None, candidates: int = 8, unknown: float | None = None,
+    group: int | None = None, candidates: int = 4, unknown: float | None = None,
 ) -> Prediction:  # fmt: skip
     """The class of every input, in the task given or in the one inferred.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from powerprop.continual.signature import Signatures
 from powerprop.continual.taskmasks import TaskMasks
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
@@ -35,6 +36,7 @@ class Subnetworks:
         if not self.masters:
             raise ValueError("the model has no weights to share among tasks: only heads get an α")
         self.masks = TaskMasks({n: m.param for n, m in self.masters.items()})
+        self.signatures = Signatures()
         self.spread = {n: float(m.param.detach().std(correction=0)) for n, m in self.masters.items()}
         self._theta: Weights = {}
         self._shown: tuple[int, Weights] | None = None
@@ -65,9 +67,13 @@ class Subnetworks:
                 if name not in self.masters and not self._in_head(name):
                     param.grad = None
 
-    def pack(self, masks: Masks, generator: torch.Generator) -> None:
-        """Protect the weights of a new task for good, and initialise again those that no task uses."""
+    def pack(self, masks: Masks, inputs: Tensor, generator: torch.Generator) -> None:
+        """Protect the weights of a new task for good, and initialise again those that no task uses.
+
+        inputs: those that the task was trained on, for its signature.
+        """
         self.masks.add(masks, self._strength())
+        self.signatures.add(inputs)
         free = self.masks.free()
         for name, master in self.masters.items():
             fresh = torch.empty(master.param.shape).normal_(0.0, self.spread[name], generator=generator)
@@ -141,14 +147,15 @@ class Subnetworks:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Owners and thresholds; the weights themselves are saved by the learner."""
+        """Owners, thresholds and signatures; the weights themselves are saved by the learner."""
         planes, data = self.masks.state()
-        return planes, {**data, "spread": self.spread}
+        return {**planes, **self.signatures.state()}, {**data, "spread": self.spread}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave, after the weights."""
         self._forget()
         self.spread = dict(data["spread"])
+        self.signatures.load_state(tensors)
         self.masks.load_state(tensors, data, self._strength())
         if self.masks.tasks:
             self.show(self.masks.tasks - 1)
