@@ -107,8 +107,8 @@ def main() -> int:
         lenet = net.startswith("LeNet")
         seed = torch.Generator().manual_seed(0)
         make = (lambda: lenet_300_100(generator=seed)) if lenet else (lambda: conv6(generator=seed))  # noqa: B023
-        rounds, calls = (15 if quick else 60, 30) if lenet else (12, 1)
-        times = best_times(variants(make, base, shape, alphas, twins=lenet), rounds, calls)
+        rounds, calls = (15 if quick else 25, 30) if lenet else (10, 1)
+        times = best_times(variants(make, base, shape, alphas, twins=lenet and base == "SGD"), rounds, calls)
         table = Table(
             title=f"{net}, batch 60, {base}: {times['plain'] * 1e3:.2f} ms a plain step", title_justify="left"
         )

@@ -87,18 +87,23 @@ def report(folders: tyro.conf.Positional[tuple[Path, ...]], combined: Path | Non
 
 
 def results(
-    preset: str = "cpu", out: Path = Path("runs"), docs: Path = Path("docs/results"), workers: int | None = None
+    names: tyro.conf.Positional[tuple[str, ...]] = (),
+    preset: str = "cpu",
+    out: Path = Path("runs"),
+    docs: Path = Path("docs/results"),
+    workers: int | None = None,
 ) -> None:
-    """Run every experiment and put figures and tables into the documentation.
+    """Run experiments and put their figures and tables into the documentation.
 
     Args:
+        names: of the experiments; all of them by default.
         preset: of all experiments.
         out: folder that gets one folder per experiment.
         docs: folder for the Markdown pages and their pictures.
         workers: processes side by side, one thread each; all cores by default.
     """
     console, found = Console(), {}
-    configs = {name: configured(experiment, preset, (), None) for name, experiment in EXPERIMENTS.items()}
+    configs = {name: configured(find(name), preset, (), None) for name in names or EXPERIMENTS}
     for name, config in configs.items():
         findings = run_one(EXPERIMENTS[name], preset, config, out / name, workers, console)
         if findings is not None:

@@ -13,7 +13,7 @@ from powerprop.train.files import replacing
 def write_docs(
     found: dict[str, Findings], experiments: dict[str, Experiment], preset: str, docs: Path, out: Path
 ) -> Path:
-    """One folder per experiment with its page, pictures and `summary.json`, and an index; returns the index.
+    """One folder per experiment with its page, pictures and `summary.json`, and an index of all; returns the index.
 
     Args:
         out: the folder that has the run of each experiment in a folder of its own name.
@@ -21,9 +21,9 @@ def write_docs(
     for name, findings in found.items():
         write_text(docs / name / "README.md", page_markdown(findings, docs / name))
         shutil.copyfile(out / name / "summary.json", docs / name / "summary.json")
-    rows = [
-        f"- [{findings.page.title}]({name}/README.md): {experiments[name].paper}" for name, findings in found.items()
-    ]
+    pages = {name: docs / name / "README.md" for name in experiments}
+    titles = {n: p.read_text(encoding="utf-8").partition("\n")[0][2:] for n, p in pages.items() if p.exists()}
+    rows = [f"- [{title}]({name}/README.md): {experiments[name].paper}" for name, title in titles.items()]
     intro = f"Results of the preset `{preset}`: `powerprop results --preset {preset}` makes all of them anew."
     write_text(docs / "README.md", "\n".join(["# Results", "", intro, "", *rows]) + "\n")
     return docs / "README.md"

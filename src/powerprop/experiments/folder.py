@@ -114,7 +114,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": str(os.cpu_count()),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
