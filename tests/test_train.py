@@ -213,9 +213,11 @@ def test_a_log_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
             log.rewind(40)
 
 
-def test_tensorboard_gets_the_same_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [True, None])
+def test_tensorboard_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None) -> None:
     pytest.importorskip("tensorboard")
-    with MetricsLog(tmp_path / "m.jsonl", tensorboard=True) as log:
+    monkeypatch.setenv("POWERPROP_TENSORBOARD", "1")
+    with MetricsLog(tmp_path / "m.jsonl", tensorboard=asked) as log:
         log.write(1, loss=2.0)
     assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "loss": 2.0}
     assert list((tmp_path / "tensorboard").glob("events.*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from powerprop.experiments.runner import run as run_experiment
 from powerprop.report import MissingMatplotlibError, index_page
 from powerprop.report.style import matplotlib
 from powerprop.train.files import FileError
+from powerprop.train.log import TENSORBOARD
 from powerprop.train.parallel import default_workers
 
 INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
@@ -43,6 +45,7 @@ def run(
     only: tuple[str, ...] = (),
     workers: int | None = None,
     out: Path | None = None,
+    tensorboard: bool = False,
 ) -> None:
     """Run an experiment and write its report. Stopped at any moment, the same command goes on where it was.
 
@@ -54,7 +57,10 @@ def run(
         only: the trainings to run instead of all of the preset's, where * stands for anything: 'rigl * 0.9'.
         workers: processes side by side, one thread each; all cores by default.
         out: folder of the run, runs/NAME-PRESET by default.
+        tensorboard: write the metrics of every training for TensorBoard too, into its folder.
     """
+    if tensorboard:
+        os.environ[TENSORBOARD] = "1"
     experiment = find(name)
     config = configured(experiment, preset, alpha, seeds, only)
     out = out or Path("runs") / f"{name}-{preset}"

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+TENSORBOARD = "POWERPROP_TENSORBOARD"
+
 
 class MetricsLog:
     """One line of JSON per call of `write`; `position` and `rewind` make it part of a checkpoint.
@@ -15,10 +17,13 @@ class MetricsLog:
 
     Args:
         path: the file; TensorBoard events go to the folder beside it.
-        tensorboard: also write TensorBoard scalars (needs the extra `tensorboard`).
+        tensorboard: also write TensorBoard scalars (needs the extra `tensorboard`); by default if the environment
+            variable POWERPROP_TENSORBOARD is 1, which reaches the worker processes of a run too.
     """
 
-    def __init__(self, path: str | Path, tensorboard: bool = False) -> None:
+    def __init__(self, path: str | Path, tensorboard: bool | None = None) -> None:
+        if tensorboard is None:
+            tensorboard = os.environ.get(TENSORBOARD) == "1"
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115 - stays open until close()
