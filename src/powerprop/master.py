@@ -1,43 +1,20 @@
-"""One weight behind the optimiser: its master parameter φ, its two masks, and the pass that keeps them in step.
+"""One weight behind the optimiser: its master parameter φ and its two masks, kept in step with the model's weight.
 
-The model holds the effective weight w = Ψ(φ) ⊙ active; the base optimiser moves w to a virtual target; `absorb` turns
-that move into one of φ:
-
-    φ += (target - w) · α|φ|^(α-1)   where trainable,      w = Ψ(φ) ⊙ active
-
-(paper, section 2). The pass works in place, chunk by chunk, on two buffers that are kept, φ and |φ|^(α-1): fresh large
-temporaries cost page faults, a chunk stays in the cache from its first operation to its last, and |φ|^(α-1) is the
-slope of the next step as well as the factor of this one.
+The model holds the effective weight w = Ψ(φ) ⊙ active. The base optimiser moves w to a virtual target, and `absorb`
+turns that move into one of φ (paper, section 2); the arithmetic is in `absorb.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, laid_out_like, masked
 from powerprop.power import abs_power, flush, psi_inverse
 
 __all__ = ["Master"]
-
-_CHUNK = 1 << 18
-_CHUNK_ON_ACCELERATOR = 1 << 22
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Chunk(NamedTuple):
-    """Views of the same stretch of memory in every buffer; *_bits are the same bytes as integers, for masking."""
-
-    weight: Tensor
-    weight_bits: Tensor
-    phi: Tensor
-    phi_bits: Tensor
-    factor: Tensor
-    active: Tensor | None
-    trainable: Tensor | None
-    untouched: Tensor | None
-    pull: Tensor | None
 
 
 class Master:
@@ -56,7 +33,7 @@ class Master:
         self.factor: Tensor | None = None
         self.proxy: nn.Parameter | None = None
         self.pull: Tensor | None = None
-        self._chunks: list[_Chunk] | None = None
+        self._chunks: list[Chunk] | None = None
         self._place: tuple[Any, ...] = ()
         self._version = self._stepped_from = -1
         self._check()
@@ -118,8 +95,7 @@ class Master:
         theta = self.theta()
         if self.active is None:
             return theta
-        bits = _BITS[theta.element_size()]
-        return torch.bitwise_and(theta.view(bits), self.active.to(bits).neg_()).view(theta.dtype)
+        return masked(theta, self.active)
 
     def _write(self) -> None:
         self.weight.detach().copy_(self._shown())
@@ -160,10 +136,10 @@ class Master:
             return
         for field in ("active", "trainable", "pull"):
             if (tensor := getattr(self, field)) is not None:
-                setattr(self, field, _laid_out_like(tensor.to(self.param.device), self.param))
+                setattr(self, field, laid_out_like(tensor.to(self.param.device), self.param))
         if self.phi is not None:
             wide = torch.promote_types(self.param.dtype, torch.float32)
-            self.phi = _laid_out_like(self.phi.to(self.param.device, wide), self.param)
+            self.phi = laid_out_like(self.phi.to(self.param.device, wide), self.param)
             self._make_proxy()
             if self.alpha > 1:
                 self.factor = self._power()
@@ -201,7 +177,7 @@ class Master:
                 f"a mask for {self.name!r} must be a bool tensor of shape {tuple(self.param.shape)}, "
                 f"got {mask.dtype} of shape {tuple(mask.shape)}"
             )
-        return _laid_out_like(mask.detach().to(self.param.device, copy=True), self.param)
+        return laid_out_like(mask.detach().to(self.param.device, copy=True), self.param)
 
     def _drop(self, where: Tensor) -> None:
         for buffer in (self.phi, self.factor, self.weight.detach()):
@@ -221,11 +197,13 @@ class Master:
     def put(self, where: Tensor, theta: Tensor) -> None:
         """Give the weights at `where` these values: grown weights, or weights that are initialised again."""
         self.sync()
+        places = where.flatten().nonzero().squeeze(1)
+        values = theta.flatten().index_select(0, places)
         if self.phi is None:
-            self.param.detach()[where] = theta.to(self.param)[where]
+            self.param.detach().put_(places, values.to(self.param))
             self._version = self.param._version
         else:
-            self.phi[where] = psi_inverse(theta.to(self.phi)[where], self.alpha)
+            self.phi.put_(places, psi_inverse(values.to(self.phi), self.alpha))
             self._refresh()
 
     # --- the hot path -------------------------------------------------------------------------------------------
@@ -235,13 +213,15 @@ class Master:
         if self.weight._version == self._stepped_from:
             return
         if self._chunks is None:
-            self._chunks = self._views()
+            weight = self.weight.detach()
+            masks = self.active, self.trainable
+            self._chunks = chunks(weight, self.phi, self.factor, *masks, self.pull, linear=self.alpha == 1)
         if self.phi is None:
             for c in self._chunks:
                 if c.active is not None:
                     c.weight_bits.bitwise_and_(c.active)
         else:
-            step = _absorb_linear if self.alpha == 1 else _absorb_power
+            step = absorb_linear if self.alpha == 1 else absorb_power
             for c in self._chunks:
                 step(c, self.alpha)
         self._publish()
@@ -250,18 +230,6 @@ class Master:
         """Remember the weight's version, to see whether the base optimiser moves it at all."""
         self.sync()
         self._stepped_from = self.weight._version
-
-    def _views(self) -> list[_Chunk]:
-        weight = self.weight.detach()
-        bits = _BITS[weight.element_size()]
-        active = _as_bits(self.active, bits)
-        trainable = active if self.trainable is self.active else _as_bits(self.trainable, bits)
-        linear = self.alpha == 1 and self.phi is not None and self.pull is None
-        untouched = _outside_both(active, trainable) if linear else None
-        phi = weight if self.phi is None else self.phi
-        factor = weight if self.factor is None else self.factor
-        buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, active, trainable, untouched, self.pull)
-        return [_Chunk(*views) for views in _stretches(buffers)]
 
     # --- saving -------------------------------------------------------------------------------------------------
 
@@ -273,79 +241,3 @@ class Master:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_chunks": None, "_place": (), "_version": -1}
-
-
-def _absorb_power(c: _Chunk, alpha: float) -> None:
-    """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ)."""
-    if c.pull is not None:
-        c.weight.addcmul_(torch.mul(c.phi, c.factor), c.pull, value=-1)
-    elif c.active is None:
-        c.weight.addcmul_(c.phi, c.factor, value=-1)
-    else:
-        shown = torch.bitwise_and(torch.mul(c.phi, c.factor).view(c.active.dtype), c.active)
-        c.weight.sub_(shown.view(c.phi.dtype))
-    if c.trainable is not None:
-        c.weight_bits.bitwise_and_(c.trainable)
-    c.phi.addcmul_(c.factor, c.weight, value=alpha)
-    flush(c.phi, alpha)
-    abs_power(c.phi, alpha - 1, c.factor, c.weight)
-    torch.mul(c.phi, c.factor, out=c.weight)
-    if c.active is not None:
-        c.weight_bits.bitwise_and_(c.active)
-
-
-def _absorb_linear(c: _Chunk, alpha: float) -> None:
-    """α = 1: θ takes the target where active and trainable, and the move alone where trainable but not active."""
-    if c.trainable is not None:
-        c.weight_bits.bitwise_and_(c.trainable)
-    if c.pull is not None:
-        torch.addcmul(c.weight, c.phi, c.pull, value=-1, out=c.phi)
-    elif c.untouched is None:
-        c.phi.copy_(c.weight)
-    else:
-        c.phi_bits.bitwise_and_(c.untouched)
-        c.phi.add_(c.weight)
-    if c.active is None:
-        c.weight.copy_(c.phi)
-    else:
-        torch.bitwise_and(c.phi_bits, c.active, out=c.weight_bits)
-
-
-def _as_bits(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """All bits of a kept weight set: `and` masks at the speed of a copy, and lets no NaN through as 0·NaN would."""
-    return None if mask is None else mask.to(dtype).neg_()
-
-
-def _outside_both(active: Tensor | None, trainable: Tensor | None) -> Tensor | None:
-    """All bits of the weights set that are not both active and trainable."""
-    both = active if trainable is None else trainable if active is None else active & trainable
-    return None if both is None else ~both
-
-
-def _stretches(buffers: tuple[Tensor | None, ...]) -> list[tuple[Any, ...]]:
-    """The same stretches of every buffer; weights with gaps in memory are taken whole."""
-    weight = buffers[0]
-    assert weight is not None
-    if not _dense(weight):
-        return [buffers]
-    size = _CHUNK if weight.device.type == "cpu" else _CHUNK_ON_ACCELERATOR
-    flat = [None if b is None else b.as_strided((b.numel(),), (1,), b.storage_offset()) for b in buffers]
-    starts = range(0, weight.numel(), size)
-    return [tuple(None if b is None else b[start : start + size] for b in flat) for start in starts]
-
-
-def _dense(tensor: Tensor) -> bool:
-    """True if the elements fill a stretch of memory without gaps, in whatever order (channels-last weights do)."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
-
-
-def _laid_out_like(tensor: Tensor, param: Tensor) -> Tensor:
-    """The same values with the strides of the parameter, so that flat views of both line up."""
-    if tensor.stride() == param.stride():
-        return tensor
-    return torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=param.device).copy_(tensor)

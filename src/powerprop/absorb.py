@@ -1,0 +1,143 @@
+"""The hot path: turn the base optimiser's move of a weight into one of φ, in place, and show Ψ(φ) ⊙ active.
+
+    φ += (target - w) · α|φ|^(α-1)   where trainable,      w = Ψ(φ) ⊙ active
+
+The pass works chunk by chunk on two buffers that are kept, φ and |φ|^(α-1): fresh large temporaries cost page faults, a
+chunk stays in the cache from its first operation to its last, and |φ|^(α-1) is the slope of the next step as well as
+the factor of this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from powerprop.power import abs_power, flush
+
+__all__ = ["Chunk", "absorb_linear", "absorb_power", "chunks", "laid_out_like", "masked"]
+
+_CHUNK = 1 << 18
+_CHUNK_ON_ACCELERATOR = 1 << 22
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Chunk(NamedTuple):
+    """Views of the same stretch of memory in every buffer; *_bits are the same bytes as integers, for masking."""
+
+    weight: Tensor
+    weight_bits: Tensor
+    phi: Tensor
+    phi_bits: Tensor
+    factor: Tensor
+    active: Tensor | None
+    trainable: Tensor | None
+    untouched: Tensor | None
+    pull: Tensor | None
+
+
+def chunks(
+    weight: Tensor,
+    phi: Tensor | None,
+    factor: Tensor | None,
+    active: Tensor | None,
+    trainable: Tensor | None,
+    pull: Tensor | None,
+    *,
+    linear: bool,
+) -> list[Chunk]:
+    """Cut the buffers of one weight into chunks, its masks turned into bits.
+
+    linear: α = 1.
+    """
+    bits = _BITS[weight.element_size()]
+    used = _as_bits(active, bits)
+    trained = used if trainable is active else _as_bits(trainable, bits)
+    untouched = _outside_both(used, trained) if linear and phi is not None and pull is None else None
+    phi = weight if phi is None else phi
+    factor = weight if factor is None else factor
+    buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, used, trained, untouched, pull)
+    return [Chunk(*views) for views in _stretches(buffers)]
+
+
+def masked(tensor: Tensor, mask: Tensor) -> Tensor:
+    """A copy that is zero where the mask is, whatever stood there."""
+    bits = _BITS[tensor.element_size()]
+    return torch.bitwise_and(tensor.view(bits), mask.to(bits).neg_()).view(tensor.dtype)
+
+
+def absorb_power(c: Chunk, alpha: float) -> None:
+    """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ)."""
+    if c.pull is not None:
+        c.weight.addcmul_(torch.mul(c.phi, c.factor), c.pull, value=-1)
+    elif c.active is None:
+        c.weight.addcmul_(c.phi, c.factor, value=-1)
+    else:
+        shown = torch.bitwise_and(torch.mul(c.phi, c.factor).view(c.active.dtype), c.active)
+        c.weight.sub_(shown.view(c.phi.dtype))
+    if c.trainable is not None:
+        c.weight_bits.bitwise_and_(c.trainable)
+    c.phi.addcmul_(c.factor, c.weight, value=alpha)
+    flush(c.phi, alpha)
+    abs_power(c.phi, alpha - 1, c.factor, c.weight)
+    torch.mul(c.phi, c.factor, out=c.weight)
+    if c.active is not None:
+        c.weight_bits.bitwise_and_(c.active)
+
+
+def absorb_linear(c: Chunk, alpha: float) -> None:
+    """α = 1: θ takes the target where active and trainable, and the move alone where trainable but not active."""
+    if c.trainable is not None:
+        c.weight_bits.bitwise_and_(c.trainable)
+    if c.pull is not None:
+        torch.addcmul(c.weight, c.phi, c.pull, value=-1, out=c.phi)
+    elif c.untouched is None:
+        c.phi.copy_(c.weight)
+    else:
+        c.phi_bits.bitwise_and_(c.untouched)
+        c.phi.add_(c.weight)
+    if c.active is None:
+        c.weight.copy_(c.phi)
+    else:
+        torch.bitwise_and(c.phi_bits, c.active, out=c.weight_bits)
+
+
+def _as_bits(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """All bits of a kept weight set: `and` masks at the speed of a copy, and lets no NaN through as 0·NaN would."""
+    return None if mask is None else mask.to(dtype).neg_()
+
+
+def _outside_both(active: Tensor | None, trainable: Tensor | None) -> Tensor | None:
+    """All bits of the weights set that are not both active and trainable."""
+    both = active if trainable is None else trainable if active is None else active & trainable
+    return None if both is None else ~both
+
+
+def _stretches(buffers: tuple[Tensor | None, ...]) -> list[tuple[Any, ...]]:
+    """The same stretches of every buffer; weights with gaps in memory are taken whole."""
+    weight = buffers[0]
+    assert weight is not None
+    if not _dense(weight):
+        return [buffers]
+    size = _CHUNK if weight.device.type == "cpu" else _CHUNK_ON_ACCELERATOR
+    flat = [None if b is None else b.as_strided((b.numel(),), (1,), b.storage_offset()) for b in buffers]
+    starts = range(0, weight.numel(), size)
+    return [tuple(None if b is None else b[start : start + size] for b in flat) for start in starts]
+
+
+def _dense(tensor: Tensor) -> bool:
+    """True if the elements fill a stretch of memory without gaps, in whatever order (channels-last weights do)."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def laid_out_like(tensor: Tensor, param: Tensor) -> Tensor:
+    """The same values with the strides of the parameter, so that flat views of both line up."""
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=param.device).copy_(tensor)
