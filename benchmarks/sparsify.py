@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/sparsify.py [--quick]
 
 SGD with momentum 0.9 at 90% sparsity, side by side in one run. LeNet-300-100 at batch 60 is the worst case: the weights
-outweigh the activations. "update" is a whole step with a mask update in it, forward and backward pass and all, in plain
-steps; it is measured with an update at every other step, so that it bears all that comes after it too. The limits, for
-α = 1, are those the project holds itself to; the exit code is 1 if one is exceeded.
+outweigh the activations. "update" is what a mask update adds to a step, in plain steps, with all that follows from it:
+one is made at every other step. The limits, for α = 1, are those the project holds itself to; the exit code is 1 if one
+is exceeded.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def report(net: str, alpha: float, times: dict[str, float]) -> int:
     """Print one table and return how many limits were exceeded."""
     limit = NETS[net][-1]
     title = f"{net}, batch 60, α = {alpha:g}: {times['plain'] * 1e3:.2f} ms a plain step"
-    table = Table("method", "step", "update", title=title, title_justify="left")
+    table = Table("method", "step", "update", title=title, title_justify="left", min_width=60)
     failures = 0
     for name in METHODS:
         ratio = times[name] / times["plain"]
         pair = times.get(f"{name}, updates")
-        update = 0.0 if pair is None else (2 * pair - times[name]) / times["plain"]
+        update = 0.0 if pair is None else 2 * (pair - times[name]) / times["plain"]
         failures += (ratio > limit) + (update > UPDATE_LIMIT)
         table.add_row(name, f"{ratio:.3f}x", f"{update:.2f}" if update else "")
     Console().print(table)

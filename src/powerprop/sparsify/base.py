@@ -93,9 +93,9 @@ class Method:
         """Masks of the highest scores, with the counts that were asked for."""
         return top_k_masks(scores, self.sparsity, self.distribution, self.layers)
 
-    def random(self, like: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1), drawn on the CPU so that every device and every rank gets the same."""
-        return torch.rand(like.shape, generator=self.generator).to(like.device)
+    def random(self, like: Tensor, low: float = 0.0) -> Tensor:
+        """Uniform numbers in [low, 1), drawn on the CPU so that every device and every rank gets the same."""
+        return torch.empty(like.shape).uniform_(low, 1.0, generator=self.generator).to(like.device)
 
 
 def active(master: Master) -> Tensor:
@@ -114,6 +114,9 @@ def set_mask(optimizer: Powerprop, name: str, mask: Tensor) -> None:
 
 def top_among(values: Tensor, where: Tensor, k: int) -> Tensor:
     """A mask of the k largest magnitudes among some of the entries; the others take no part in the ranking."""
+    if 2 * int(where.count_nonzero()) > where.numel():
+        size = values.abs().flatten().index_fill_(0, places(~where), -1)
+        return top_k(size, k).view(where.shape)
     candidates = places(where)
     chosen = top_k(values.flatten().index_select(0, candidates).abs_(), k)
     return from_places(candidates.index_select(0, places(chosen)), where)

@@ -66,7 +66,7 @@ class SET(Method):
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Whom to grow: the largest in magnitude; a grown weight has the opposite sign. Here at random."""
-        return self.random(optimizer.masters[name].param).mul_(2).sub_(1)
+        return self.random(optimizer.masters[name].param, -1.0)
 
     # --- the mask update ------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ def top_k(score: Tensor, k: int) -> Tensor:
 def _kth_smallest(flat: Tensor, k: int) -> Tensor:
     """The value at position k of the sorted scores; on a CPU numpy's partition is ten times faster than torch's.
 
-    It is slow again where most scores are equal, as zeros and masked weights are: these are set aside first.
+    It is slow again where many of the lowest are equal, as zeros and masked weights are: these are set aside first.
     """
     if flat.device.type != "cpu" or flat.dtype not in (torch.float32, torch.float64):
         return flat.float().kthvalue(k + 1).values
@@ -42,7 +42,7 @@ def _kth_smallest(flat: Tensor, k: int) -> Tensor:
     lowest = scores.min()
     above = scores > lowest
     equal = scores.size - int(np.count_nonzero(above))
-    if 2 * equal > scores.size:
+    if 8 * equal > scores.size:
         scores, k = scores[np.flatnonzero(above)], k - equal
     return torch.as_tensor(lowest if k < 0 else np.partition(scores, k)[k], dtype=flat.dtype)
 
