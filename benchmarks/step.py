@@ -1,6 +1,6 @@
 """The price of Powerprop: the time of a training step as a ratio to the plain optimiser's, side by side.
 
-    OMP_NUM_THREADS=1 python benchmarks/step.py [--quick]
+    OMP_NUM_THREADS=1 python benchmarks/step.py [--quick] [--net Conv-6]
 
 Each row is an α. "wrapper" is `pp.Powerprop` around the optimiser, "textbook" the `torch.nn.utils.parametrize` form
 (`pp.reparametrize`), "notebook" the formula as the paper's notebook writes it, w = v·|v|^(α-1) inside the layer, under
@@ -97,17 +97,21 @@ def extra_copies(alpha: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, LeNet under SGD alone")
-    quick = parser.parse_args().quick
+    parser.add_argument("--net", choices=["LeNet-300-100", "Conv-6"], help="one network alone")
+    arguments = parser.parse_args()
+    quick = arguments.quick
     alphas = INTEGER + FRACTIONAL
     failures = 0
     cases = [("LeNet-300-100", base, (60, 784), 1.35, 1.75) for base in (("SGD",) if quick else BASES)]
     if not quick:
         cases.append(("Conv-6", "SGD", (60, 3, 32, 32), 1.03, 1.03))
     for net, base, shape, integer_limit, fractional_limit in cases:
+        if arguments.net not in (None, net):
+            continue
         lenet = net.startswith("LeNet")
         seed = torch.Generator().manual_seed(0)
         make = (lambda: lenet_300_100(generator=seed)) if lenet else (lambda: conv6(generator=seed))  # noqa: B023
-        rounds, calls = (15 if quick else 25, 30) if lenet else (10, 1)
+        rounds, calls = (15 if quick else 25, 30) if lenet else (12, 1)
         times = best_times(variants(make, base, shape, alphas, twins=lenet and base == "SGD"), rounds, calls)
         table = Table(
             title=f"{net}, batch 60, {base}: {times['plain'] * 1e3:.2f} ms a plain step", title_justify="left"
