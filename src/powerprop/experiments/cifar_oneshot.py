@@ -8,12 +8,9 @@ are not pruned, so the network has batch norm; the statistics of the dense netwo
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.oneshot import Config, prepare, run_job
-from powerprop.experiments.oneshot_report import Story, compose
-from powerprop.experiments.tuning import jobs
+from powerprop.experiments.oneshot import Config
+from powerprop.experiments.oneshot_experiment import oneshot_experiment
+from powerprop.experiments.oneshot_report import Story
 
 CIFAR10, CONV6 = "cifar10", "conv6"
 
@@ -42,20 +39,10 @@ STORY = Story(
     "by layer, without retraining.",
 )
 
-
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """Figure 3a and its numbers."""
-    return compose(config, results, out, STORY)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = oneshot_experiment(
     name="cifar-oneshot",
     title="accuracy of Conv-6 against weights kept, after one-shot pruning",
     paper="figure 3a, section 5.1",
-    config=Config,
     presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
+    story=STORY,
 )

@@ -9,12 +9,9 @@ every α, the baseline included.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.oneshot import Config, prepare, run_job
-from powerprop.experiments.oneshot_report import Story, compose
-from powerprop.experiments.tuning import jobs
+from powerprop.experiments.oneshot import Config
+from powerprop.experiments.oneshot_experiment import oneshot_experiment
+from powerprop.experiments.oneshot_report import Story
 
 MNIST, LENET = "mnist", "lenet-300-100"
 
@@ -40,20 +37,10 @@ STORY = Story(
     "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
 )
 
-
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """Figure 2 and its numbers."""
-    return compose(config, results, out, STORY)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = oneshot_experiment(
     name="mnist-oneshot",
     title="accuracy of LeNet-300-100 against weights kept, after one-shot pruning",
     paper="figure 2 a–d, section 3",
-    config=Config,
     presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
+    story=STORY,
 )

@@ -8,12 +8,9 @@ shows; here it is 2, in the preset `paper` also 3 and 4.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.oneshot import Config, prepare, run_job
-from powerprop.experiments.oneshot_report import Story, compose
-from powerprop.experiments.tuning import jobs
+from powerprop.experiments.oneshot import Config
+from powerprop.experiments.oneshot_experiment import oneshot_experiment
+from powerprop.experiments.oneshot_report import Story
 
 MNIST, LENET, BOTH = "mnist", "lenet-300-100", ("targets", "direct")
 
@@ -40,20 +37,10 @@ STORY = Story(
     "does not.",
 )
 
-
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """Appendix A's figure and its numbers."""
-    return compose(config, results, out, STORY)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = oneshot_experiment(
     name="mnist-optimisers",
     title="Adam alone, on φ directly and through virtual targets, after one-shot pruning",
     paper="appendix A",
-    config=Config,
     presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
+    story=STORY,
 )
