@@ -65,7 +65,7 @@ def smallest(dense: Sequence[Measured], figures: Path) -> Image:
     """The density of the smallest weights of the first seed, over the range of the baseline's."""
     weights = {m.cell.alpha: load_file(m.folders[0] / "smallest.safetensors")["smallest"] for m in dense}
     limit = max(float(np.abs(values).max()) for values in weights.values()) or 1.0
-    grid = np.linspace(-limit, limit, 201)
+    grid = np.linspace(-0.9 * limit, 0.9 * limit, 201)  # the estimate falls off at the edges
     # A narrow kernel, the same for all, so that peaks are the weights' and not the estimate's.
     drawn = [Curve(f"α = {a:g}", a, grid, density(values, grid, limit / 50)) for a, values in weights.items()]
     count = len(next(iter(weights.values())))

@@ -15,7 +15,8 @@ from powerprop.report import Cell as Value
 if TYPE_CHECKING:
     from powerprop.experiments.imagenet import Config
 
-MARKS = {"topkast-0": "* (0% backward)", "topkast-50": "† (50% backward)"}
+MARKS = {"topkast-0": "*", "topkast-50": "†"}
+"""The paper's marks for backward sparsities of 0% and 50%."""
 
 
 @dataclass(frozen=True)
