@@ -30,10 +30,16 @@ def half_done(out: Path) -> list[Path]:
     return [file for file in out.glob("jobs/*/checkpoint.pt") if not (file.parent / "result.json").exists()]
 
 
+def heed_interrupts() -> None:
+    """A shell that starts the tests in the background makes its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def stop_in_the_middle(out: Path, number: signal.Signals, done: int) -> tuple[subprocess.Popen[str], list[int]]:
     """Start the run and signal it while a job is being trained and `done` others are finished; its worker processes."""
     program = [sys.executable, str(STANDIN), *command(out, workers=2)]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(program, **pipes, text=True, preexec_fn=heed_interrupts)  # type: ignore[call-overload]
     deadline = time.monotonic() + 120
     while not (half_done(out) and len(list(out.glob("jobs/*/result.json"))) >= done):
         assert process.poll() is None, process.communicate()
