@@ -116,6 +116,19 @@ def test_rigl_by_hand(alpha: float, grown: float) -> None:
     assert optimizer.state[model["a"]]["momentum_buffer"].tolist() == [[1, 2, 0, 4, 5, 0, 7, 8]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_changed_from_outside_decide_who_is_dropped(dtype: torch.dtype) -> None:
+    model = Rows(a=[1.0] * 8).to(dtype)
+    optimizer = sgd(model, pp.RigL(0.5, interval=1, fraction=constant(0.5), stop=10), alpha=2.0)
+    put(model, optimizer, a=WEIGHTS)
+    with torch.no_grad():
+        model["a"].copy_(torch.tensor([[0.1, 0.5, -0.7, 0.3, 0, 0, 0, 0]]))
+    model["a"].grad = torch.tensor([GRADS], dtype=dtype)
+    model["a"].grad[0, :4] = 0
+    optimizer.step()
+    assert on(optimizer) == [1, 2, 5, 7]
+
+
 @every_alpha
 def test_set_by_hand(alpha: float) -> None:
     seen = set()
