@@ -100,9 +100,9 @@ def table_one(measured: Sequence[Measured]) -> Table:
 
 EXTENDED = (
     "Training k times as long, the schedule stretched with it. FLOPs are those of ResNet-50 at 224x224, relative to "
-    "dense training of a single length, counted as in docs/flops.md. What is printed for RigL at uniform 90% holds only "
-    "if the first convolution is counted as sparse, although the protocol leaves it dense: hence both. The paper's row "
-    "of iterative pruning is Gale et al.'s, with a pruning schedule of its own."
+    "dense training of a single length, counted as in docs/flops.md. The value printed for RigL at uniform 90% holds "
+    "only if the first convolution is counted as sparse, although the protocol leaves it dense: hence both. The "
+    "paper's row of iterative pruning is Gale et al.'s, with a pruning schedule of its own."
 )
 COSTS = "FLOPs of this run's network relative to the dense one; training includes the length of the cell."
 
