@@ -147,21 +147,22 @@ class EfficientPackNet(Strategy):
         """The sparsest masks of the grid that keep γ of the validation performance, by the chosen search."""
         scores = {n: m.theta().abs() for n, m in self.nets.masters.items()}
         x, y = task.validation()
-        target = self.gamma * self._performance(self.nets.theta(), x, y)
+        dense = self._performance(self.nets.theta(), x, y)
         self.evaluations = 0
 
         def passes(i: int) -> bool:
             self.evaluations += 1
-            return self._performance(self.nets.masked(self._kept(scores, i)), x, y) > target
+            found = self._performance(self.nets.masked(self._kept(scores, i)), x, y)
+            return found > self.gamma * dense or found >= dense
 
         count = len(self.grid)
         if self.search == "taylor":
-            found = searches.around(passes, count, self._guess(scores, batches, target))
+            found = searches.around(passes, count, self._guess(scores, batches, dense))
         else:
             found = (searches.linear if self.search == "linear" else searches.binary)(passes, count)
         if found < 0:
-            message = f"{task.name}: no sub-network of {self.grid[0]:.0%} of the weights or fewer exceeds {target:.4f}"
-            warnings.warn(f"{message}; the densest is taken", stacklevel=2)
+            short = f"{task.name}: no sub-network of {self.grid[0]:.0%} of the weights or fewer keeps {self.gamma:g} of"
+            warnings.warn(f"{short} the performance {dense:.4f}; the densest is taken", stacklevel=2)
         return self._kept(scores, max(found, 0))
 
     def _kept(self, scores: Weights, i: int) -> Masks:
@@ -172,14 +173,14 @@ class EfficientPackNet(Strategy):
         logits = in_parts(self.model, lambda part: self.nets.outputs(part, weights, self.current), x)
         return self.score(logits, self.targets(y.to(logits.device)))
 
-    def _guess(self, scores: Weights, batches: Batches, target: float) -> int:
+    def _guess(self, scores: Weights, batches: Batches, dense: float) -> int:
         """The sparsest fraction whose estimated loss stays below what the lost performance is worth."""
         generator = self.generator(DRAWN_LABELS)
         some = ((x.to(self.device), self.targets(y.to(self.device))) for x, y in islice(batches, TAYLOR_BATCHES))
         weights = {n: m.param for n, m in self.nets.masters.items()}
         costs = removal_costs(weights, lambda x: self.outputs(x, self.current), some, generator)
         increase = loss_increase(costs, scores, self.grid, self.distribution != "global")
-        allowed = (1 / self.gamma - 1) * target * math.log(max(2, len(self._classes)))
+        allowed = (1 - self.gamma) * dense * math.log(max(2, len(self._classes)))
         return sum(1 for value in increase if value <= allowed) - 1
 
 

@@ -20,7 +20,7 @@ FORMAT = "powerprop-learner-1"
 
 def write_learner(path: str | Path, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
     """Write tensors and plain data as one file, whole or not at all."""
-    metadata = {"format": FORMAT, "learner": json.dumps(data, allow_nan=False)}
+    metadata = {FORMAT: json.dumps(data, allow_nan=False)}  # one entry: their order in the file is not fixed
     content = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     write_atomically(path, to_safetensors(content, metadata))
 
@@ -30,8 +30,10 @@ def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"{path}: expected a file of format {FORMAT!r}, got {metadata.get('format')!r}")
-            return {n: file.get_tensor(n) for n in file.keys()}, json.loads(metadata["learner"])  # noqa: SIM118
+            if FORMAT not in metadata:
+                raise ValueError(
+                    f"{path} is not a saved learner: expected {FORMAT!r} in its header, got {list(metadata)}"
+                )
+            return {n: file.get_tensor(n) for n in file.keys()}, json.loads(metadata[FORMAT])  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from error

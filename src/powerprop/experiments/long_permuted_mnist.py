@@ -1,0 +1,63 @@
+"""Hundreds of tasks in one network: the figure "extremely long task sequences" of the paper, section 5.3.
+
+The network and the stream are those of `permuted-mnist`; γ = 0.9 leaves room for many tasks. The paper trains and
+retrains 50,000 steps per task; the presets `cpu` (100 tasks) and `cpu300` about a hundredth of it, with a finer grid
+of fractions: in coarse steps of 10% a crowded network would give away weights that a task does not need.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from powerprop.experiments.base import Experiment, Findings, Results
+from powerprop.experiments.continual import Config, jobs, prepare, run_job
+from powerprop.experiments.continual_report import Story, compose
+
+FINE = tuple(round(0.95 * 0.95**k, 5) for k in range(100))
+"""Kept fractions, each 5% below the one before, from 95% to 0.6%."""
+
+PRESETS = {
+    "smoke": Config(
+        data="mnist", stream="permuted", tasks=7, alphas=(1.0, 1.5), lr=0.3, seeds=1, steps=4, retrain_steps=2,
+        gamma=0.3, clip=1.0, width=40, search="binary", grid=FINE, images=2_000, validation=500, test=64, matrix=False,
+        groups=(1, 16), infer_at=(3,), probe=32, probed=3,
+    ),
+    "cpu": Config(
+        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.5), lr=0.5, seeds=1, steps=700, retrain_steps=400,
+        gamma=0.9, clip=1.0, search="binary", grid=FINE, validation=2_000, matrix=False, infer_at=(10,), probe=256,
+    ),
+    "cpu300": Config(
+        data="mnist", stream="permuted", tasks=300, alphas=(1.5,), lr=0.5, seeds=1, steps=700, retrain_steps=400,
+        gamma=0.9, clip=1.0, search="binary", grid=FINE, validation=2_000, matrix=False, infer_at=(10, 100), probe=256,
+    ),
+    "paper": Config(
+        data="mnist", stream="permuted", tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), lr=0.05, seeds=10,
+        steps=50_000, retrain_steps=50_000, gamma=0.9, scale_lr=False, matrix=False, infer_at=(10, 100),
+    ),
+}  # fmt: skip
+
+STORY = Story(
+    title="Extremely long task sequences: Permuted-MNIST",
+    paper='Section 5.3.1, figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 '
+    "tasks.",
+    intro="One network of 784-1000-1000-10 units learns task after task, each with the pixels in another order. Tasks "
+    "reuse the weights of those before them, so that the fraction of weights in use flattens.",
+)
+
+
+def report(config: Config, results: Results, out: Path) -> Findings:
+    """The figure and its numbers."""
+    return compose(config, results, out, STORY)
+
+
+EXPERIMENT = Experiment(
+    name="long-permuted-mnist",
+    title="100 to 300 tasks in one network: accuracy and weights in use",
+    paper="figure of long task sequences, section 5.3",
+    config=Config,
+    presets=PRESETS,
+    prepare=prepare,
+    jobs=jobs,
+    run_job=run_job,
+    report=report,
+)
