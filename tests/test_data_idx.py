@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from powerprop.data import DataCorrupt, DataNotFound, load
-from powerprop.data.fetch import fetch, write_atomically
+from powerprop.data.fetch import fetch
 from powerprop.data.idx import load_idx, read_idx
 from powerprop.data.notmnist import idx_bytes
 from powerprop.data.sources import MNIST, IdxFile, IdxSource
+from powerprop.files import write_atomically
 
 pytestmark = pytest.mark.usefixtures("no_data_places")
 

@@ -19,9 +19,9 @@ from powerprop.experiments.docs import write_docs
 from powerprop.experiments.folder import open_run
 from powerprop.experiments.runner import JobsFailedError, write_report
 from powerprop.experiments.runner import run as run_experiment
+from powerprop.files import FileError
 from powerprop.report import MissingMatplotlibError, index_page
 from powerprop.report.style import matplotlib
-from powerprop.train.files import FileError
 from powerprop.train.log import TENSORBOARD
 from powerprop.train.parallel import default_workers
 

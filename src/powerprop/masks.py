@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,9 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from powerprop.files import write_atomically
 from powerprop.select import Where, select
 
-__all__ = ["Masks", "pack", "unpack", "write_atomically"]
+__all__ = ["Masks", "pack", "unpack"]
 
 _FORMAT = "powerprop-masks-1"
 
@@ -33,22 +32,6 @@ def unpack(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
         raise ValueError(f"a mask of shape {tuple(shape)} packs to {(count + 7) // 8} bytes, got {bits.numel()}")
     flat = np.unpackbits(bits.cpu().numpy(), count=count).astype(bool)
     return torch.from_numpy(flat).reshape(tuple(shape))
-
-
-def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write the file whole or not at all, so that a kill at any moment loses nothing already saved."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 class Masks(Mapping[str, Tensor]):

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from powerprop.masks import write_atomically
+from powerprop.files import write_atomically
 
 __all__ = ["read_learner", "write_learner"]
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from powerprop.data.fetch import fetch, write_atomically
+from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
 from powerprop.data.sources import CifarSource
 from powerprop.data.store import Bytes, check, corrupt, download_root, not_found, roots
+from powerprop.files import write_atomically
 
 
 class _Array:

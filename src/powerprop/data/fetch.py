@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
@@ -12,20 +11,10 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from powerprop.data.store import digest
+from powerprop.files import write_atomically
 
 TIMEOUT_SECONDS = 20.0
 CHUNK_BYTES = 2**20
-
-
-def write_atomically(target: Path, data: bytes) -> None:
-    """Write the whole file or nothing: a reader never sees half of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_url(url: str, label: str) -> bytes:

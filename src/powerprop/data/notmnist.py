@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from powerprop.data.fetch import fetch, write_atomically
+from powerprop.data.fetch import fetch
 from powerprop.data.idx import locate, read_idx
 from powerprop.data.images import Images
 from powerprop.data.pictures import decode
 from powerprop.data.sources import IdxSource
 from powerprop.data.store import Bytes
+from powerprop.files import write_atomically
 
 TEST_FRACTION = 0.1
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from powerprop.data.fetch import write_atomically
 from powerprop.data.store import cache_dir, corrupt
+from powerprop.files import write_atomically
 
 __all__ = ["Shards", "write_shard"]
 

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from powerprop.data.fetch import fetch, write_atomically
+from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
 from powerprop.data.pictures import decode
 from powerprop.data.sources import FolderSource
 from powerprop.data.store import corrupt, download_root, not_found, roots
+from powerprop.files import write_atomically
 
 
 def load_tiny(source: FolderSource, root: str | Path | None = None, download: bool = True) -> Images:

@@ -11,8 +11,8 @@ from typing import Any
 from powerprop.experiments.base import Findings, Results
 from powerprop.experiments.continual import Arm, Config, arms, rate
 from powerprop.experiments.folder import plain
+from powerprop.files import read_json
 from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, heatmap, lines
-from powerprop.train.files import read_json
 
 GIVEN, INFERRED = "task-incremental", "class-incremental"
 

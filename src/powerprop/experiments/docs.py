@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from powerprop.experiments.base import Experiment, Findings
+from powerprop.files import replacing
 from powerprop.report import Image, Section
-from powerprop.train.files import replacing
 
 
 def write_docs(

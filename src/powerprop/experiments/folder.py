@@ -17,7 +17,7 @@ import torch
 
 import powerprop
 from powerprop.experiments.base import Experiment, Results, RunError
-from powerprop.train.files import read_json, write_json
+from powerprop.files import read_json, write_json
 
 
 def prepare(out: Path, experiment: Experiment, preset: str, config: Any) -> None:

@@ -17,9 +17,9 @@ from powerprop.data.imagenet import Pictures
 from powerprop.data.loader import PictureBatches, evaluation_batches
 from powerprop.experiments.imagenet_cells import RULES, Cell
 from powerprop.experiments.pruning import kept_grid, weights_of
+from powerprop.files import replacing
 from powerprop.train.distributed import current_ranks, local_device
 from powerprop.train.evaluate import Score
-from powerprop.train.files import replacing
 from powerprop.train.precision import Precision
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from powerprop.experiments.imagenet_cells import MODELS, TABLE_1, TABLE_2, cell,
 from powerprop.experiments.imagenet_costs import Costs
 from powerprop.experiments.imagenet_figures import curves, extreme, oneshot
 from powerprop.experiments.imagenet_results import Measured, collect, column, label
+from powerprop.files import read_json
 from powerprop.report import Column, Page, Section, Stat, Table
-from powerprop.train.files import read_json
 
 if TYPE_CHECKING:
     from powerprop.experiments.imagenet import Config

@@ -18,10 +18,10 @@ from powerprop import data, models
 from powerprop.data.batches import Augment
 from powerprop.experiments import pruning
 from powerprop.experiments.base import Job
+from powerprop.files import replacing
 from powerprop.optim import Powerprop
 from powerprop.reparam import fold, reparametrize
 from powerprop.train import MetricsLog, NonFiniteError, evaluate, fit
-from powerprop.train.files import replacing
 from powerprop.train.parallel import Report
 
 FORMS = {

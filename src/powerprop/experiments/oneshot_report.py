@@ -24,6 +24,7 @@ from powerprop.experiments.measured import (
 )
 from powerprop.experiments.oneshot import SURVIVORS, Config, arms
 from powerprop.experiments.tuning import tuning_score
+from powerprop.files import read_json
 from powerprop.report import (
     Cell,
     Column,
@@ -36,7 +37,6 @@ from powerprop.report import (
     pruning_curves,
     weight_change,
 )
-from powerprop.train.files import read_json
 
 COLUMNS_AT = (0.05, 0.02)
 """The table shows the points of the grid nearest to these fractions kept; more would not fit 80 columns."""

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from powerprop.experiments.base import Experiment, Findings, Job, RunError
 from powerprop.experiments.folder import all_results, locked, prepare, results_so_far
+from powerprop.files import write_json
 from powerprop.report import write_page
 from powerprop.train.display import Display, display_for
 from powerprop.train.distributed import Ranks, current_ranks, process_group
-from powerprop.train.files import write_json
 from powerprop.train.parallel import Report, Task, run_tasks
 
 

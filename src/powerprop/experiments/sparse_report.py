@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from powerprop.experiments.base import Findings
 from powerprop.experiments.folder import plain
 from powerprop.experiments.sparse_rows import DENSE, ROWS, parse
+from powerprop.files import read_json
 from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, lines
-from powerprop.train.files import read_json
 
 if TYPE_CHECKING:
     from powerprop.experiments.sparse_training import Config

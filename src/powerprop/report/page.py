@@ -13,9 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from powerprop.files import replacing
 from powerprop.report.style import DPI
 from powerprop.report.table import Table
-from powerprop.train.files import replacing
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

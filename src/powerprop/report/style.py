@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from powerprop.train.files import replacing
+from powerprop.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

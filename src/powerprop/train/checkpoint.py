@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from powerprop.train.files import FileError, replacing
+from powerprop.files import FileError, replacing
 
 FORMAT = "powerprop-checkpoint-1"
 

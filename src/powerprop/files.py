@@ -30,6 +30,12 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Write the whole file or nothing: a reader never sees half of it, and a kill loses nothing already saved."""
+    with replacing(path) as file:
+        file.write(content)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as indented JSON; floats keep all their digits, NaN is refused."""
     with replacing(path) as file:
