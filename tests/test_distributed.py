@@ -22,7 +22,7 @@ import nets
 import powerprop as pp
 from powerprop.data import Batches
 from powerprop.train import MetricsLog, evaluate, fit, load_checkpoint
-from powerprop.train.distributed import ALONE, RankBatches, Ranks, process_group, under_torchrun
+from powerprop.train.distributed import ALONE, RankBatches, Ranks, leave, process_group, under_torchrun
 from powerprop.train.precision import Precision
 
 STEPS, KILLED_AT = 60, 37
@@ -239,3 +239,4 @@ def test_a_step_that_overflows_is_left_out() -> None:
 
 if __name__ == "__main__":
     as_rank(Path(sys.argv[1]), sys.argv[2])
+    leave(0)

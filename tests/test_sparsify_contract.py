@@ -16,6 +16,7 @@ import powerprop as pp
 from nets import batch, net, same, train, weights
 from powerprop.allocate import DISTRIBUTIONS
 from powerprop.sparsify.prune import allocate
+from powerprop.train.distributed import leave
 from sparse import METHODS, RANDOM, REDISTRIBUTE, STEPS, counts, sparse
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -252,7 +253,9 @@ def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.save({f"{m} {a}": run_200(m, a, rank, 2) for m, a in RUNS}, f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    leave(0)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,10 @@
 import sys
 
 from powerprop.cli import main
+from powerprop.train.distributed import leave, under_torchrun
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if under_torchrun():
+        leave(code)
+    sys.exit(code)

@@ -6,18 +6,20 @@ take the step that one process would take with all of it.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["ALONE", "RankBatches", "Ranks", "current_ranks", "local_device", "process_group", "under_torchrun"]
+__all__ = ["ALONE", "RankBatches", "Ranks", "current_ranks", "leave", "local_device", "process_group", "under_torchrun"]
 
 T = TypeVar("T")
 
@@ -170,4 +172,13 @@ def process_group() -> Iterator[Ranks]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     yield current_ranks()
     # Not after an error: leaving the group would wait for ranks that may be gone; torchrun ends the others.
+    dist.barrier()
+    gc.collect()  # wrapped models that are still around must not outlive the group
     dist.destroy_process_group()
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank at once: everything is written, and torch's threads can abort an orderly exit of the interpreter."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
