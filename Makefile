@@ -21,8 +21,8 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
 bench: $(READY)
