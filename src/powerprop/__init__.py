@@ -1,6 +1,7 @@
 """Powerpropagation for PyTorch: networks that train sparse, stay accurate and never forget."""
 
 from powerprop.allocate import at_most, half
+from powerprop.continual import EfficientPackNet, PackNet
 from powerprop.flops import Flops, count_flops, layer_densities
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
@@ -17,9 +18,11 @@ __all__ = [
     "SET",
     "SNFS",
     "SNIP",
+    "EfficientPackNet",
     "Flops",
     "IterativePruning",
     "Masks",
+    "PackNet",
     "Powerprop",
     "RigL",
     "Static",
