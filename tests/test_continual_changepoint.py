@@ -91,8 +91,10 @@ def test_bad_arguments() -> None:
         ChangePointDetector().update(float("nan"))
     with pytest.raises(ValueError, match=r"certainty must be in \(0, 1\), got 2"):
         BoundaryFinder(learner(), certainty=2)
-    with pytest.raises(ValueError, match="got 0, 100 and 200"):
-        BoundaryFinder(learner(), delay=0)
+    with pytest.raises(ValueError, match=r"confirm must be in 1\.\.2 \(the delay\), got 3"):
+        BoundaryFinder(learner(), delay=2)
+    with pytest.raises(ValueError, match="least >= 1 and memory >= 4, got 100 and 2"):
+        BoundaryFinder(learner(), memory=2)
 
 
 def feed(finder: BoundaryFinder, tasks: list[int], batches: int) -> list[int]:
@@ -125,6 +127,15 @@ def test_one_task_has_no_boundary() -> None:
     finder = BoundaryFinder(ours, least=30, memory=60, classes=range(CLASSES))
     assert feed(finder, [4], 150) == []
     assert len(ours.tasks) == 1
+
+
+def test_an_odd_batch_is_no_new_task() -> None:
+    ours = learner(retrain_steps=10)
+    finder = BoundaryFinder(ours, least=30, memory=60, classes=range(CLASSES))
+    x, y = toy_task(0, 3200).train()
+    for i in range(100):
+        rows = slice(32 * i, 32 * (i + 1))
+        assert not finder.observe(x[rows], (y[rows] + (i == 70)) % CLASSES)
 
 
 def test_nothing_of_the_new_task_was_trained_when_it_is_noticed() -> None:

@@ -70,7 +70,10 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     for arm in summary["arms"]:
         assert len(arm["accuracy"]) == len(arm["used_weights"]) == config.tasks
         assert arm["used_weights"] == sorted(arm["used_weights"])
-        assert 0 <= arm["class-incremental"] <= arm["task-incremental"] <= 1
+        assert 0 <= arm["class-incremental"] <= 1
+        assert 0 <= arm["task-incremental"] <= 1
+        if config.matrix:  # otherwise the two are measured on different images
+            assert arm["class-incremental"] <= arm["task-incremental"]
         assert [probe["tasks"] for probe in arm["inference"]] == [*config.infer_at, config.tasks]
     assert len(findings.table.rows) >= len(arms(config))
     html = (tmp_path / "report.html").read_text()
@@ -116,9 +119,8 @@ def test_a_changed_logit_is_noticed() -> None:
     learner.learn(stream[0])
     measures.after_task(stream[0])
     measures.check([0])
-    name = next(iter(learner.nets.masters))
-    master = learner.nets.masters[name]
-    master.put(learner.nets.masks.mask(0)[name], master.theta() * 1.0001)
+    for name, master in learner.nets.masters.items():
+        master.put(learner.nets.masks.mask(0)[name], master.theta() * 1.0001)
     learner.nets.show(0)
     with pytest.raises(LogitsChangedError, match="the logits of task 0 are no longer those"):
         measures.check([0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from powerprop.continual import METHODS, Strategy, accuracy_on, entropy_gradient, infer
-from powerprop.continual.infer import entropies
+from powerprop.continual.infer import entropies, shortlist
 from powerprop.continual.task import entropy
 from tasks import CLASSES, learner, toy_model, toy_task
 
@@ -60,12 +60,29 @@ def test_exhaustive_takes_the_lowest_entropy(trained: Strategy) -> None:
     assert torch.equal(infer(trained.nets, x, trained.own_classes, "exhaustive", 20), expected)
 
 
-def test_a_short_list_tries_only_its_candidates(trained: Strategy) -> None:
-    x = toy_task(3).test().x[:64]
-    one = infer(trained.nets, x, trained.own_classes, "shortlist", candidates=1)
-    assert int(trained.nets.signatures.distance(x).argmin()) == int(one[0])
-    every = infer(trained.nets, x, trained.own_classes, "shortlist", candidates=5)
-    assert torch.equal(every, infer(trained.nets, x, trained.own_classes, "exhaustive"))
+def test_a_short_list_has_near_tasks_only() -> None:
+    # means 0, 1, 2, 3 and 10, variance 1 within tasks: the distances of an input at 1.2 are 1.44, 0.04, 0.64, 3.24, …
+    nets = learner().nets
+    for mean in (0.0, 1.0, 2.0, 3.0, 10.0):
+        nets.signatures.add(torch.tensor([[mean - 1], [mean + 1]]))
+    assert nets.signatures.distance(torch.tensor([[1.2]])).tolist() == pytest.approx(
+        [d / 1.01 for d in (1.44, 0.04, 0.64, 3.24, 77.44)]
+    )
+    assert shortlist(nets, torch.tensor([[1.2]]), 4).tolist() == [False, True, False, False, False]
+    # half way between two tasks both are near; for 1,000 inputs the margin is a factor of two
+    assert shortlist(nets, torch.tensor([[1.51]]), 4).tolist() == [False, True, True, False, False]
+    assert shortlist(nets, torch.tensor([[1.51]]), 1).tolist() == [False, False, True, False, False]
+    assert shortlist(nets, torch.tensor([[1.58]]), 4).tolist() == [False, False, True, False, False]
+    assert shortlist(nets, torch.tensor([[1.58]] * 1000), 4).tolist() == [False, True, True, False, False]
+
+
+def test_the_lowest_entropy_decides_among_the_short_list(trained: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([toy_task(t).test().x[:64] for t in (3, 1)])
+    chosen = {3: [True, False, True, True, False], 1: [False, True, False, False, False]}
+    answers = iter(chosen.values())
+    monkeypatch.setitem(METHODS, "shortlist", lambda nets, x, candidates: torch.tensor(next(answers)))
+    found = infer(trained.nets, x, trained.own_classes, "shortlist", group=64)
+    assert found.tolist() == [3] * 64 + [1] * 64
 
 
 def test_predictions_come_back_in_order(trained: Strategy) -> None:

@@ -26,6 +26,7 @@ class BoundaryFinder:
     learner: any strategy; its `steps` play no part, since the stream decides how long a task is trained.
     detector: by default one that suits cross-entropies.
     delay: batches that wait, and within which a change must show.
+    confirm: batches that a change must last; a single odd batch is none.
     certainty: the probability of a change from which on it is believed.
     least: a task has at least so many batches; the first losses of a task fall too fast to be judged.
     memory: batches of the current task that are kept for packing it: the latest ones, a quarter as validation data.
@@ -38,6 +39,7 @@ class BoundaryFinder:
         detector: ChangePointDetector | None = None,
         *,
         delay: int = 5,
+        confirm: int = 3,
         certainty: float = 0.9,
         least: int = 100,
         memory: int = 200,
@@ -45,10 +47,13 @@ class BoundaryFinder:
     ) -> None:
         if not 0 < certainty < 1:
             raise ValueError(f"certainty must be in (0, 1), got {certainty}")
-        if delay < 1 or memory < 4 or least < 1:
-            raise ValueError(f"expected delay >= 1, least >= 1 and memory >= 4, got {delay}, {least} and {memory}")
+        if not 1 <= confirm <= delay:
+            raise ValueError(f"confirm must be in 1..{delay} (the delay), got {confirm}")
+        if memory < 4 or least < 1:
+            raise ValueError(f"expected least >= 1 and memory >= 4, got {least} and {memory}")
         self.learner, self.detector = learner, detector or ChangePointDetector()
-        self.delay, self.certainty, self.least, self.classes = delay, certainty, least, tuple(classes)
+        self.delay, self.confirm, self.certainty, self.least = delay, confirm, certainty, least
+        self.classes = tuple(classes)
         self.waiting: deque[tuple[Tensor, Tensor]] = deque()
         self.kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=memory)
         self.seen, self.open = 0, False
@@ -84,10 +89,15 @@ class BoundaryFinder:
         """A change within the delay, and upwards: what falls is learning."""
         self.detector.update(loss)
         length = self.detector.run_length()
-        if self.seen < self.least or self.detector.probability_of_change(self.delay) < self.certainty:
+        sure = self.detector.probability_of_change(self.delay) >= self.certainty
+        if not sure:
             self._before = self.detector.mean(length)
-            return False
-        return self.detector.mean(length) > self._before
+        return (
+            sure
+            and self.seen >= self.least
+            and length + 1 >= self.confirm
+            and self.detector.mean(length) > self._before
+        )
 
     def _train(self, x: Tensor, y: Tensor) -> None:
         with self._drawing():

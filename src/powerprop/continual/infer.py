@@ -1,7 +1,7 @@
 """Which task does an input belong to? The sub-network that is sure of its answer tells.
 
 `exhaustive` asks every sub-network, one pass each, and takes the one of lowest entropy H. `shortlist`, the default,
-asks only the few tasks whose average input is nearest: the number of passes does not grow with that of the tasks.
+asks only the few tasks whose average input is near: the number of passes does not grow with that of the tasks.
 
 `oneshot` and `binary` follow Wortsman et al. (2020; paper, section 4.2): the masks of all tasks are mixed in the space
 of the weights, w = θ ⊙ Σ_t π_t M^t with π = 1/T, and the entropy is differentiated by the coefficients,
@@ -24,6 +24,9 @@ from powerprop.continual.subnets import Subnetworks
 from powerprop.continual.task import entropy
 
 __all__ = ["METHODS", "entropy_gradient", "infer"]
+
+MARGIN = 0.1
+"""How much farther than the nearest task one may be to stay on the short list."""
 
 Columns = Callable[[Tensor, int], Tensor]
 """The outputs of a task's own classes among all outputs."""
@@ -71,8 +74,14 @@ def binary(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
 
 
 def shortlist(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
-    """The few tasks whose inputs look like these, to be tried one by one: a fixed number of passes for any T."""
-    return _lowest(nets.signatures.distance(x), candidates)
+    """The few tasks whose inputs look like these, to be tried one by one: at most so many passes for any T.
+
+    A task that is farther than the nearest by more than a tenth is out; for n inputs together the margin grows as the
+    cube root of n, because the entropy of one input is a poor judge and that of many a good one.
+    """
+    distance = nets.signatures.distance(x)
+    margin: float = 1 + MARGIN * len(x) ** (1 / 3)
+    return _lowest(distance, candidates) & (distance <= distance.min() * margin)
 
 
 def exhaustive(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
@@ -108,7 +117,7 @@ def infer(
     columns: the outputs of a task's own classes.
     method: one of METHODS.
     group: so many consecutive inputs are known to be of one task; None is all of them, 1 judges each by itself.
-    candidates: the tasks that `shortlist` tries.
+    candidates: the most tasks that `shortlist` tries.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -119,8 +128,16 @@ def infer(
     sizes = torch.tensor([len(part) for part in parts])
     device = next(nets.model.parameters()).device
     chosen = torch.stack([METHODS[method](nets, part.to(device), candidates) for part in parts])
-    if int(chosen.sum(1).max()) > 1:
-        unsure = entropies(nets, x, columns, chosen.repeat_interleave(sizes, 0).T)
-        mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes.tolist(), 1)])
-        return mean.argmin(1).repeat_interleave(sizes)
-    return chosen.int().argmax(1).repeat_interleave(sizes)
+    return _decide(nets, x, columns, chosen, sizes).repeat_interleave(sizes)
+
+
+def _decide(nets: Subnetworks, x: Tensor, columns: Columns, chosen: Tensor, sizes: Tensor) -> Tensor:
+    """The task of each group: the only one chosen, or the one of lowest entropy among several."""
+    only = chosen.sum(1) == 1
+    first = chosen.int().argmax(1)
+    if only.all():
+        return first
+    wanted = (chosen & ~only[:, None]).repeat_interleave(sizes, 0).T
+    unsure = entropies(nets, x, columns, wanted)
+    mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes.tolist(), 1)])
+    return torch.where(only, first, mean.argmin(1))

@@ -64,7 +64,7 @@ class Strategy:
     labels: what the outputs count: the classes of a "task", or those of the whole "stream".
     heads: the name of the submodule whose child "0", "1", … is the output layer of task 0, 1, …; None is a shared one.
     where: which weights get α; by default those of all linear, convolutional and attention layers.
-    schedule: factor of the learning rate, given the fraction of the phase (training, retraining) that is done.
+    schedule: factor of the learning rate, given the phase ("training", "retraining") and the fraction of it done.
     clip: the largest norm of a gradient. A new task starts with the large weights of all tasks before it, so that its
         first gradients can be far larger than the later ones.
     """
@@ -81,7 +81,7 @@ class Strategy:
         labels: Literal["task", "stream"] = "task",
         heads: str | None = None,
         where: Where | None = None,
-        schedule: Callable[[float], float] | None = None,
+        schedule: Callable[[str, float], float] | None = None,
         clip: float | None = None,
     ) -> None:
         if steps < 1:
@@ -132,13 +132,13 @@ class Strategy:
         """Some steps of the loop, in which four of the verbs have their place."""
         tally = LossTally(self.device)
         for step in range(1, steps + 1):
-            self._set_rates((step - 1) / steps)
+            self._set_rates(phase, (step - 1) / steps)
             tally.add(self.step(*next(batches)))
             if step % HEARD_EVERY == 0 or step == steps:
                 mean = tally.take(step)
                 if progress is not None:
                     progress(phase, step, mean)
-        self._set_rates(0.0)
+        self._set_rates("", 0.0)
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Loss, gradient and update for one batch; returns the loss."""
@@ -152,10 +152,12 @@ class Strategy:
         self.after_step()
         return loss.detach()
 
-    def _set_rates(self, done: float) -> None:
+    def _set_rates(self, phase: str, done: float) -> None:
+        """The rates of the schedule; outside of a phase, those of the optimiser."""
         if self.schedule is not None:
+            factor = self.schedule(phase, done) if phase else 1.0
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * self.schedule(done)
+                group["lr"] = rate * factor
 
     # --- the six verbs ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -70,13 +71,17 @@ class Subnetworks:
     def pack(self, masks: Masks, inputs: Tensor, generator: torch.Generator) -> None:
         """Protect the weights of a new task for good, and initialise again those that no task uses.
 
+        They are drawn evenly from an interval, with the variance of the layer's first weights: the tails of a normal
+        distribution would be among the largest weights, and be taken by the next task, without having learned anything.
+
         inputs: those that the task was trained on, for its signature.
         """
         self.masks.add(masks, self._strength())
         self.signatures.add(inputs)
         free = self.masks.free()
         for name, master in self.masters.items():
-            fresh = torch.empty(master.param.shape).normal_(0.0, self.spread[name], generator=generator)
+            limit = math.sqrt(3) * self.spread[name]
+            fresh = torch.empty(master.param.shape).uniform_(-limit, limit, generator=generator)
             master.put(free[name], fresh.to(master.param.device))
         self.show(self.masks.tasks - 1)
 

@@ -20,11 +20,14 @@ from powerprop.continual import GRID, EfficientPackNet, PackNet, Strategy, learn
 from powerprop.continual.search import check_grid
 from powerprop.experiments.base import Job, Results
 from powerprop.experiments.continual_measure import Measures
+from powerprop.models.init import fans
+from powerprop.select import select
 from powerprop.train import NonFiniteError
 from powerprop.train.parallel import Report
 
 METHODS = {"efficient-packnet": "EPN", "packnet": "PackNet"}
 """Names in tables; EPN is the paper's short form of EfficientPackNet."""
+PHASES = ("training", "retraining")
 CHOICES = {
     "stream": ("permuted", "split"),
     "model": ("mlp", "alexnet"),
@@ -52,7 +55,9 @@ class Config:
         scale_lr: let the learning rate grow with α so that a weight of size `magnitude` learns equally fast:
             lr·α²|w|^(2-2/α) is the same for all α. Otherwise all have the same.
         magnitude: a typical weight.
-        decay: let the learning rate fall to zero along each phase of training.
+        decay: let the learning rate fall to zero along these phases: "training", "retraining".
+        spread: the standard deviation of the first weights, and of those that are initialised again, in units of
+            Glorot's. Small ones leave the largest weights to those that have learned something.
         clip: the largest norm of a gradient; 0 is any.
         batch: images per step.
         width: units of a hidden layer of the mlp.
@@ -82,7 +87,8 @@ class Config:
     methods: tuple[str, ...] = ("efficient-packnet",)
     scale_lr: bool = True
     magnitude: float = 0.03
-    decay: bool = False
+    decay: tuple[str, ...] = ()
+    spread: float = 1.0
     clip: float = 0.0
     batch: int = 64
     width: int = 1000
@@ -108,6 +114,7 @@ class Config:
             _require(
                 getattr(self, name) in known, f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
             )
+        _require(set(self.decay) <= set(PHASES), f"decay must name phases of {', '.join(PHASES)}, got {self.decay}")
         for method in self.methods:
             _require(method in METHODS, f"method must be one of {', '.join(METHODS)}, got {method!r}")
         check_grid(self.grid)
@@ -201,7 +208,7 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
 
     options: dict[str, Any] = {
         "alpha": settings["alpha"], "seed": settings["seed"], "steps": config.steps, "batch_size": config.batch,
-        "retrain_steps": config.retrain_steps, "clip": config.clip or None, "schedule": _fall if config.decay else None,
+        "retrain_steps": config.retrain_steps, "clip": config.clip or None, "schedule": partial(falling, config.decay),
         "labels": "stream" if config.stream == "split" and config.model == "mlp" else "task",
         "heads": "heads" if config.model == "alexnet" else None,
     }  # fmt: skip
@@ -221,12 +228,25 @@ def build(config: Config, seed: int) -> nn.Module:
     """The network: 784-width-width-10 with one output layer, or the AlexNet-like one with an output layer per task."""
     generator = torch.Generator().manual_seed(seed)
     if config.model == "alexnet":
-        return models.alexnet(100 // config.tasks, heads=config.tasks, generator=generator)
-    return models.mlp([784, config.width, config.width, 10], generator=generator)
+        model: nn.Module = models.alexnet(100 // config.tasks, heads=config.tasks, generator=generator)
+    else:
+        model = models.mlp([784, config.width, config.width, 10], generator=generator)
+    spread_evenly(model, config.spread, generator)
+    return model
 
 
-def _fall(done: float) -> float:
-    return 1.0 - done
+@torch.no_grad()
+def spread_evenly(model: nn.Module, spread: float, generator: torch.Generator) -> None:
+    """Draw the weights of all shared layers evenly from an interval, with Glorot's variance times spread²."""
+    for name, weight in select(model).items():
+        if not name.startswith("heads."):
+            limit = spread * (6 / sum(fans(weight))) ** 0.5
+            weight.uniform_(-limit, limit, generator=generator)
+
+
+def falling(phases: tuple[str, ...], phase: str, done: float) -> float:
+    """The factor of the learning rate: from 1 to 0 along the phases named, 1 in the others."""
+    return 1.0 - done if phase in phases else 1.0
 
 
 def _require(condition: bool, message: str) -> None:

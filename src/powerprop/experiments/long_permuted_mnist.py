@@ -2,7 +2,8 @@
 
 The network and the stream are those of `permuted-mnist`; γ = 0.9 leaves room for many tasks. The paper trains and
 retrains 50,000 steps per task; the presets `cpu` (100 tasks) and `cpu300` about a hundredth of it, with a finer grid
-of fractions: in coarse steps of 10% a crowded network would give away weights that a task does not need.
+of fractions: in coarse steps of 10% a crowded network would give away weights that a task does not need. Small first
+weights and learning rates that grow with α let a task do with few weights.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ PRESETS = {
         groups=(1, 16), infer_at=(3,), probe=32, probed=3,
     ),
     "cpu": Config(
-        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.5), lr=0.5, seeds=1, steps=700, retrain_steps=400,
-        gamma=0.9, clip=1.0, search="binary", grid=FINE, validation=2_000, matrix=False, infer_at=(10,), probe=256,
+        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.5), lr=1.0, seeds=1, steps=700, retrain_steps=400,
+        gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE, validation=2_000,
+        matrix=False, groups=(1, 16, 128), infer_at=(10,), probe=256,
     ),
     "cpu300": Config(
-        data="mnist", stream="permuted", tasks=300, alphas=(1.5,), lr=0.5, seeds=1, steps=700, retrain_steps=400,
-        gamma=0.9, clip=1.0, search="binary", grid=FINE, validation=2_000, matrix=False, infer_at=(10, 100), probe=256,
+        data="mnist", stream="permuted", tasks=300, alphas=(1.5,), lr=1.0, seeds=1, steps=700, retrain_steps=400,
+        gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE, validation=2_000,
+        matrix=False, groups=(1, 16, 128), infer_at=(10, 100), probe=256,
     ),
     "paper": Config(
         data="mnist", stream="permuted", tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), lr=0.05, seeds=10,

@@ -1,7 +1,8 @@
 """Permuted-MNIST, ten tasks: class-incremental learning, section 5.3 of the paper.
 
 Every task has the pixels of all digits in an order of its own; one output layer of ten units serves all tasks. Plain
-SGD; the paper trains and retrains 50,000 steps per task, the preset `cpu` a few per cent of it.
+SGD; the paper trains and retrains 50,000 steps per task, the preset `cpu` a few per cent of it, from smaller first
+weights and at learning rates that grow with α.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ PRESETS = {
         gamma=0.3, clip=1.0, width=40, search="taylor", images=2_000, validation=500, test=64, groups=(1, 16), probe=32,
     ),
     "cpu": Config(
-        data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=0.4, seeds=2, steps=2_000,
-        retrain_steps=1_000, gamma=0.99, decay=True, clip=1.0, search="binary",
+        data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=1.0, seeds=3, steps=1_500,
+        retrain_steps=750, gamma=0.99, decay=("retraining",), clip=1.0, spread=0.5, search="binary",
     ),
     "paper": Config(
         data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000,

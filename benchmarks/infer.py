@@ -1,0 +1,67 @@
+"""How the time of task inference grows with the number of tasks, side by side.
+
+    OMP_NUM_THREADS=1 python benchmarks/infer.py [--quick]
+
+One network of 784-1000-1000-10 units with made-up sub-networks, batches of 128. "exhaustive" makes one masked pass per
+task; "oneshot" and "binary" take the gradient for all tasks at once; "shortlist" makes four masked passes whatever the
+number of tasks. The exit code is 1 if one of the last three takes ten times as long for 300 tasks as for 10.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from powerprop import Powerprop
+from powerprop.continual import METHODS, Subnetworks, infer
+from powerprop.models import mlp
+from timing import best_times
+
+TASKS = (10, 30, 100, 300)
+LIMIT = 10.0
+BATCH = 128
+
+
+def crowded(tasks: int) -> Subnetworks:
+    """A network in which every task owns some weights and reuses the large ones of all tasks before it."""
+    generator = torch.Generator().manual_seed(0)
+    model = mlp([784, 1000, 1000, 10], generator=generator)
+    nets = Subnetworks(model, Powerprop(torch.optim.SGD(model.parameters(), lr=0.1), model, alpha=1.5), None)
+    strength = {n: m.theta().abs() for n, m in nets.masters.items()}
+    for _ in range(tasks):
+        draw = {n: torch.rand(s.shape, generator=generator) for n, s in strength.items()}
+        large = {n: s > 0.02 + 0.04 * torch.rand((), generator=generator) for n, s in strength.items()}
+        free = nets.masks.free()
+        masks = {n: (large[n] & ~free[n]) | (free[n] & (draw[n] < 0.7 / tasks)) for n in strength}
+        nets.masks.add(nets.masks.complete(masks), strength)
+        nets.signatures.add(torch.rand(100, 784, generator=generator))
+    return nets
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    rounds = 2 if parser.parse_args().quick else 5
+    torch.set_num_threads(1)
+    networks = {tasks: crowded(tasks) for tasks in TASKS}
+    x = torch.rand(BATCH, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    calls = {
+        f"{method} {tasks}": lambda nets=nets, method=method: infer(nets, x, lambda logits, task: logits, method)
+        for tasks, nets in networks.items()
+        for method in METHODS
+    }
+    times = best_times(calls, rounds, calls=1)
+    growth = {method: times[f"{method} {TASKS[-1]}"] / times[f"{method} {TASKS[0]}"] for method in METHODS}
+    table = Table("method", *(f"{tasks} tasks" for tasks in TASKS), "growth", title=f"ms per batch of {BATCH}")
+    for method in METHODS:
+        row = (f"{1000 * times[f'{method} {tasks}']:.1f}" for tasks in TASKS)
+        table.add_row(method, *row, f"{growth[method]:.1f}x")
+    Console().print(table)
+    return int(any(growth[method] >= LIMIT for method in METHODS if method != "exhaustive"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
