@@ -171,7 +171,8 @@ def rates_text(config: Config) -> str:
     """How the rates were chosen."""
     return (
         f"Each row's rate is the one of {', '.join(f'{lr:g}' for lr in config.lrs)} with the best validation accuracy "
-        f"at {title_of(config.tune_at)} sparsity, one seed. The test images play no part in it."
+        f"at {title_of(config.tune_at)} sparsity: one seed of all, then all seeds of those within half a point of the "
+        "best. The test images play no part in it."
     )
 
 

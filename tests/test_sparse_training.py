@@ -1,0 +1,81 @@
+"""The experiment `sparse-training`: its stages, its rows, its table at smoke scale."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import standin
+from powerprop import data
+from powerprop.experiments import EXPERIMENTS
+from powerprop.experiments.runner import run
+from powerprop.experiments.sparse_rows import ROWS, parse
+from powerprop.experiments.sparse_training import MNIST_PRESETS, chosen_lr, finalists, jobs, tuning_job
+
+CONFIG = replace(
+    MNIST_PRESETS["smoke"],
+    rows=("dense", "rigl"),
+    columns=("uniform 0.9", "erk 0.9"),
+    lrs=(0.1, 0.2, 0.4),
+    multipliers=(3,),
+)
+
+
+def scores(row: str, *values: list[float]) -> dict[str, dict[str, Any]]:
+    """Results of a row at the candidate rates, seed by seed."""
+    found = {}
+    for lr, of_seeds in zip(CONFIG.lrs, values, strict=True):
+        for seed, value in enumerate(of_seeds):
+            found[tuning_job(CONFIG, row, lr, seed).key] = {"validation": value} if value else {"diverged": "nan"}
+    return found
+
+
+@pytest.mark.parametrize("name", ["sparse-training", "sparse-training-cifar"])
+def test_smoke(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
+    experiment = EXPERIMENTS[name]
+    config = experiment.presets["smoke"]
+    run(experiment, "smoke", config, tmp_path, 1, Console(file=io.StringIO()))
+    for file in (tmp_path / "jobs").glob("*/result.json"):
+        result = json.loads(file.read_text())
+        kept = result["kept"]
+        assert kept == result["asked"] or sum(kept.values()) == result["asked"], file.parent.name
+    html = (tmp_path / "report.html").read_text()
+    assert all(ROWS[row].label in html for row in config.rows)
+
+
+def test_the_rate_of_a_row_is_chosen_in_two_rounds() -> None:
+    first = jobs(CONFIG, {})
+    assert [j.key for j in first] == [tuning_job(CONFIG, row, lr, 0).key for row in CONFIG.rows for lr in CONFIG.lrs]
+    # dense: 0.2 is best at first; 0.4 comes near enough for a second round and wins it. rigl: 0.4 diverged.
+    results = scores("dense", [0.95], [0.98], [0.976]) | scores("rigl", [0.97], [0.96], [0.0])
+    assert finalists(CONFIG, "dense", results) == [0.2, 0.4]
+    assert finalists(CONFIG, "rigl", results) == [0.1]
+    second = [j.key for j in jobs(CONFIG, results)][len(first) :]
+    assert second == ["dense-uniform0-lr0.2-seed1", "dense-uniform0-lr0.4-seed1", "rigl-uniform0.9-lr0.1-seed1"]
+    results |= scores("dense", [0.95], [0.98, 0.96], [0.976, 0.97]) | scores("rigl", [0.97, 0.97], [0.96], [0.0])
+    assert chosen_lr(CONFIG, "dense", results) == 0.4
+    third = {j.key for j in jobs(CONFIG, results)} - set(results)
+    assert third == {
+        f"rigl-{cell}-lr0.1-seed{seed}" for cell in ("erk0.9", "uniform0.9-x3") for seed in range(CONFIG.seeds)
+    }
+
+
+def test_columns() -> None:
+    assert parse("erk 0.9") == ("erk", 0.9)
+    for bad in ("erk", "global 0.9", "uniform 1.2"):
+        with pytest.raises(ValueError, match=f"a column must look like 'uniform 0.95' or 'erk 0.9', got '{bad}'"):
+            parse(bad)
+
+
+def test_bad_config() -> None:
+    with pytest.raises(ValueError, match="task must be one of mnist, cifar10, got 'svhn'"):
+        replace(CONFIG, task="svhn")
+    with pytest.raises(ValueError, match="row must be one of dense, .*, got 'lottery'"):
+        replace(CONFIG, rows=("lottery",))
