@@ -4,6 +4,7 @@ from powerprop.experiments.base import Experiment
 from powerprop.experiments.cifar_oneshot import EXPERIMENT as CIFAR_ONESHOT
 from powerprop.experiments.imagenet import EXPERIMENT as IMAGENET
 from powerprop.experiments.long_permuted_mnist import EXPERIMENT as LONG_PERMUTED_MNIST
+from powerprop.experiments.long_permuted_mnist import THREE_HUNDRED as LONG_PERMUTED_MNIST_300
 from powerprop.experiments.mnist_oneshot import EXPERIMENT as MNIST_ONESHOT
 from powerprop.experiments.mnist_optimisers import EXPERIMENT as MNIST_OPTIMISERS
 from powerprop.experiments.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
@@ -23,6 +24,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "split-mnist": SPLIT_MNIST,
     "split-cifar100": SPLIT_CIFAR100,
     "long-permuted-mnist": LONG_PERMUTED_MNIST,
+    "long-permuted-mnist-300": LONG_PERMUTED_MNIST_300,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]

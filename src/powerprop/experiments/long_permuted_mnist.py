@@ -1,13 +1,14 @@
 """Hundreds of tasks in one network: the figure "extremely long task sequences" of the paper, section 5.3.
 
 The network and the stream are those of `permuted-mnist`; γ = 0.9 leaves room for many tasks. The paper trains and
-retrains 50,000 steps per task; the presets `cpu` (100 tasks) and `cpu300` about a hundredth of it, with a finer grid
-of fractions: in coarse steps of 10% a crowded network would give away weights that a task does not need. Small first
-weights and learning rates that grow with α let a task do with few weights.
+retrains 50,000 steps per task; the presets `cpu` about a hundredth of it, with a finer grid of fractions: in coarse
+steps of 10% a crowded network would give away weights that a task does not need. Small first weights and learning
+rates that grow with α let a task do with few weights.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from powerprop.experiments.base import Experiment, Findings, Results
@@ -28,16 +29,17 @@ PRESETS = {
         gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE, validation=2_000,
         matrix=False, groups=(1, 16, 128), infer_at=(10,), probe=256,
     ),
-    "cpu300": Config(
-        data="mnist", stream="permuted", tasks=300, alphas=(1.5,), lr=1.0, seeds=1, steps=700, retrain_steps=400,
-        gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE, validation=2_000,
-        matrix=False, groups=(1, 16, 128), infer_at=(10, 100), probe=256,
-    ),
     "paper": Config(
         data="mnist", stream="permuted", tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), lr=0.05, seeds=10,
         steps=50_000, retrain_steps=50_000, gamma=0.9, scale_lr=False, matrix=False, infer_at=(10, 100),
     ),
 }  # fmt: skip
+
+LONGER = {
+    "smoke": replace(PRESETS["smoke"], alphas=(1.5,), infer_at=(2, 5)),
+    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.5,), infer_at=(10, 100)),
+    "paper": PRESETS["paper"],
+}
 
 STORY = Story(
     title="Extremely long task sequences: Permuted-MNIST",
@@ -53,14 +55,19 @@ def report(config: Config, results: Results, out: Path) -> Findings:
     return compose(config, results, out, STORY)
 
 
-EXPERIMENT = Experiment(
-    name="long-permuted-mnist",
-    title="100 to 300 tasks in one network: accuracy and weights in use",
-    paper="figure of long task sequences, section 5.3",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
-)
+def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
+    return Experiment(
+        name=name,
+        title=title,
+        paper="figure of long task sequences, section 5.3",
+        config=Config,
+        presets=presets,
+        prepare=prepare,
+        jobs=jobs,
+        run_job=run_job,
+        report=report,
+    )
+
+
+EXPERIMENT = _experiment("long-permuted-mnist", "100 tasks in one network: accuracy and weights in use", PRESETS)
+THREE_HUNDRED = _experiment("long-permuted-mnist-300", "300 tasks in one network", LONGER)
