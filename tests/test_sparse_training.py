@@ -54,12 +54,12 @@ def test_the_rate_of_a_row_is_chosen_in_two_rounds() -> None:
     first = jobs(CONFIG, {})
     assert [j.key for j in first] == [tuning_job(CONFIG, row, lr, 0).key for row in CONFIG.rows for lr in CONFIG.lrs]
     # dense: 0.2 is best at first; 0.4 comes near enough for a second round and wins it. rigl: 0.4 diverged.
-    results = scores("dense", [0.95], [0.98], [0.976]) | scores("rigl", [0.97], [0.96], [0.0])
+    results = scores("dense", [0.95], [0.98], [0.978]) | scores("rigl", [0.97], [0.96], [0.0])
     assert finalists(CONFIG, "dense", results) == [0.2, 0.4]
     assert finalists(CONFIG, "rigl", results) == [0.1]
     second = [j.key for j in jobs(CONFIG, results)][len(first) :]
     assert second == ["dense-uniform0-lr0.2-seed1", "dense-uniform0-lr0.4-seed1", "rigl-uniform0.9-lr0.1-seed1"]
-    results |= scores("dense", [0.95], [0.98, 0.96], [0.976, 0.97]) | scores("rigl", [0.97, 0.97], [0.96], [0.0])
+    results |= scores("dense", [0.95], [0.98, 0.96], [0.978, 0.97]) | scores("rigl", [0.97, 0.97], [0.96], [0.0])
     assert chosen_lr(CONFIG, "dense", results) == 0.4
     third = {j.key for j in jobs(CONFIG, results)} - set(results)
     assert third == {

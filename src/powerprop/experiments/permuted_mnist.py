@@ -19,7 +19,7 @@ PRESETS = {
         gamma=0.3, clip=1.0, width=40, search="taylor", images=2_000, validation=500, test=64, groups=(1, 16), probe=32,
     ),
     "cpu": Config(
-        data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=1.0, seeds=3, steps=1_500,
+        data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=1.0, seeds=2, steps=1_500,
         retrain_steps=750, gamma=0.99, decay=("retraining",), clip=1.0, spread=0.5, search="binary",
     ),
     "paper": Config(

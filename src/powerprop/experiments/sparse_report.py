@@ -171,7 +171,7 @@ def rates_text(config: Config) -> str:
     """How the rates were chosen."""
     return (
         f"Each row's rate is the one of {', '.join(f'{lr:g}' for lr in config.lrs)} with the best validation accuracy "
-        f"at {title_of(config.tune_at)} sparsity: one seed of all, then all seeds of those within half a point of the "
+        f"at {title_of(config.tune_at)} sparsity: one seed of all, then all seeds of those within 0.3 points of the "
         "best. The test images play no part in it."
     )
 

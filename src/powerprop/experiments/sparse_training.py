@@ -40,7 +40,7 @@ class Task(NamedTuple):
     augment: bool
 
 
-NEAR = 0.005
+NEAR = 0.003
 """A rate within this validation accuracy of the best is a finalist."""
 
 TASKS = {

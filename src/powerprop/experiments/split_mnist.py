@@ -19,7 +19,7 @@ PRESETS = {
         validation=500, test=64, groups=(1, 16), probe=32, probed=3,
     ),
     "cpu": Config(
-        data="mnist", stream="split", tasks=5, alphas=(1.0, 1.375), lr=1.0, seeds=5, steps=1_000, retrain_steps=500,
+        data="mnist", stream="split", tasks=5, alphas=(1.0, 1.375), lr=1.0, seeds=3, steps=1_000, retrain_steps=500,
         gamma=0.99, decay=("retraining",), clip=1.0, spread=0.5,
     ),
     "paper": Config(
