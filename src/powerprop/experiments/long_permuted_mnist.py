@@ -9,11 +9,10 @@ rates that grow with α let a task do with few weights.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.continual import Config, jobs, prepare, run_job
-from powerprop.experiments.continual_report import Story, compose
+from powerprop.experiments.continual import Config
+from powerprop.experiments.continual_experiment import continual_experiment
+from powerprop.experiments.continual_report import Story
 
 FINE = tuple(round(0.95 * 0.95**k, 5) for k in range(100))
 """Kept fractions, each 5% below the one before, from 95% to 0.6%."""
@@ -49,25 +48,8 @@ STORY = Story(
     "reuse the weights of those before them, so that the fraction of weights in use flattens.",
 )
 
-
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """The figure and its numbers."""
-    return compose(config, results, out, STORY)
-
-
-def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
-    return Experiment(
-        name=name,
-        title=title,
-        paper="figure of long task sequences, section 5.3",
-        config=Config,
-        presets=presets,
-        prepare=prepare,
-        jobs=jobs,
-        run_job=run_job,
-        report=report,
-    )
-
-
-EXPERIMENT = _experiment("long-permuted-mnist", "100 tasks in one network: accuracy and weights in use", PRESETS)
-THREE_HUNDRED = _experiment("long-permuted-mnist-300", "300 tasks in one network", LONGER)
+FIGURE = "figure of long task sequences, section 5.3"
+EXPERIMENT = continual_experiment(
+    "long-permuted-mnist", "100 tasks in one network: accuracy and weights in use", FIGURE, PRESETS, STORY
+)
+THREE_HUNDRED = continual_experiment("long-permuted-mnist-300", "300 tasks in one network", FIGURE, LONGER, STORY)

@@ -7,11 +7,9 @@ weights and at learning rates that grow with α.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.continual import Config, jobs, prepare, run_job
-from powerprop.experiments.continual_report import Story, compose
+from powerprop.experiments.continual import Config
+from powerprop.experiments.continual_experiment import continual_experiment
+from powerprop.experiments.continual_report import Story
 
 PRESETS = {
     "smoke": Config(
@@ -39,20 +37,10 @@ STORY = Story(
     ),
 )
 
-
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """The column of the table, and what is behind it."""
-    return compose(config, results, out, STORY)
-
-
-EXPERIMENT = Experiment(
-    name="permuted-mnist",
-    title="ten orders of the pixels, task given and task inferred",
-    paper="table of class-incremental learning, section 5.3",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
+EXPERIMENT = continual_experiment(
+    "permuted-mnist",
+    "ten orders of the pixels, task given and task inferred",
+    "table of class-incremental learning, section 5.3",
+    PRESETS,
+    STORY,
 )

@@ -6,11 +6,9 @@ Every task has an output layer of its own. The paper trains and retrains 75,000 
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.continual import Config, jobs, prepare, run_job
-from powerprop.experiments.continual_report import Story, compose
+from powerprop.experiments.continual import Config
+from powerprop.experiments.continual_experiment import continual_experiment
+from powerprop.experiments.continual_report import Story
 
 PRESETS = {
     "smoke": Config(
@@ -37,20 +35,10 @@ STORY = Story(
     rows=(("Powerprop + EPN, α=1.75 (paper)", "", "73.70 ± 0.70", ""),),
 )
 
-
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """The column of the table, and what is behind it."""
-    return compose(config, results, out, STORY)
-
-
-EXPERIMENT = Experiment(
-    name="split-cifar100",
-    title="ten tasks of ten classes in a convolutional network",
-    paper="table of class-incremental learning, section 5.3",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
+EXPERIMENT = continual_experiment(
+    "split-cifar100",
+    "ten tasks of ten classes in a convolutional network",
+    "table of class-incremental learning, section 5.3",
+    PRESETS,
+    STORY,
 )

@@ -6,11 +6,9 @@ preset `cpu` a few per cent of it, from smaller first weights and at learning ra
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from powerprop.experiments.base import Experiment, Findings, Results
-from powerprop.experiments.continual import Config, jobs, prepare, run_job
-from powerprop.experiments.continual_report import Story, compose
+from powerprop.experiments.continual import Config
+from powerprop.experiments.continual_experiment import continual_experiment
+from powerprop.experiments.continual_report import Story
 
 PRESETS = {
     "smoke": Config(
@@ -39,20 +37,10 @@ STORY = Story(
     ),
 )
 
-
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """The column of the table, and what is behind it."""
-    return compose(config, results, out, STORY)
-
-
-EXPERIMENT = Experiment(
-    name="split-mnist",
-    title="five tasks of two digits, task given and task inferred",
-    paper="table of class-incremental learning, section 5.3",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
+EXPERIMENT = continual_experiment(
+    "split-mnist",
+    "five tasks of two digits, task given and task inferred",
+    "table of class-incremental learning, section 5.3",
+    PRESETS,
+    STORY,
 )

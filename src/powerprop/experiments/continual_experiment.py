@@ -1,0 +1,22 @@
+"""Makes an experiment of the continual-learning protocol; the figures of the paper differ in presets and words."""
+
+from __future__ import annotations
+
+from powerprop.experiments.base import Experiment
+from powerprop.experiments.continual import Config, jobs, prepare, run_job
+from powerprop.experiments.continual_report import Story, compose
+
+
+def continual_experiment(name: str, title: str, paper: str, presets: dict[str, Config], story: Story) -> Experiment:
+    """An experiment in which tasks are learned one after the other."""
+    return Experiment(
+        name=name,
+        title=title,
+        paper=paper,
+        config=Config,
+        presets=presets,
+        prepare=prepare,
+        jobs=jobs,
+        run_job=run_job,
+        report=lambda config, results, out: compose(config, results, out, story),
+    )
