@@ -129,6 +129,17 @@ def test_one_task_has_no_boundary() -> None:
     assert len(ours.tasks) == 1
 
 
+def test_a_stream_may_end_just_after_a_change() -> None:
+    ours = learner(retrain_steps=5)
+    finder = BoundaryFinder(ours, least=30, memory=60, classes=range(CLASSES))
+    for t, batches in ((0, 100), (1, 3)):
+        x, y = toy_task(t, 32 * batches).train()
+        changed = [finder.observe(x[32 * i : 32 * (i + 1)], y[32 * i : 32 * (i + 1)]) for i in range(batches)]
+    assert changed == [False, False, True]
+    finder.finish()
+    assert [task.name for task in ours.tasks] == ["found 0", "found 1"]
+
+
 def test_an_odd_batch_is_no_new_task() -> None:
     ours = learner(retrain_steps=10)
     finder = BoundaryFinder(ours, least=30, memory=60, classes=range(CLASSES))

@@ -114,8 +114,9 @@ class BoundaryFinder:
         return drawing_from(derived_seed(learner.seed, learner.current, LAYERS, self.seen), learner.device)
 
     def _task(self) -> Task:
-        """What is kept of the current task: every fourth batch validates."""
-        parts = [[pair for i, pair in enumerate(self.kept) if (i % 4 == 3) == held] for held in (False, True)]
+        """What is kept of the current task: every fourth batch validates, or all of fewer than four."""
+        rest, held_back = ([pair for i, pair in enumerate(self.kept) if (i % 4 == 3) == held] for held in (False, True))
+        parts = (rest, held_back or rest)
         train, held = ((torch.cat([x for x, _ in part]), torch.cat([y for _, y in part])) for part in parts)
         index = self.learner.current
         return make_task(train, held, index=index, name=f"found {index}", classes=self.classes)
