@@ -252,6 +252,7 @@ def draw_all(folder: Path) -> list[Path]:
         report.overlap_curves(curves, folder / "overlap.png", "Overlap"),
         report.weight_change(before, after, kept, folder / "weights.png", "Weights"),
         report.lines([steps], folder / "loss.png", "Loss", "step", "loss"),
+        report.lines([steps], folder / "changes.png", "Loss", "step", "loss", changes=([2.0, 5.0], [3.0])),
         report.lines(
             curves, folder / "log.png", "Log", "batch", "found", percent=True, logx=True, reference=(0.86, "p")
         ),

@@ -12,6 +12,7 @@ from powerprop.experiments.sparse_training import CIFAR as SPARSE_TRAINING_CIFAR
 from powerprop.experiments.sparse_training import EXPERIMENT as SPARSE_TRAINING
 from powerprop.experiments.split_cifar100 import EXPERIMENT as SPLIT_CIFAR100
 from powerprop.experiments.split_mnist import EXPERIMENT as SPLIT_MNIST
+from powerprop.experiments.unknown_boundaries import EXPERIMENT as UNKNOWN_BOUNDARIES
 
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist-oneshot": MNIST_ONESHOT,
@@ -25,6 +26,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "split-cifar100": SPLIT_CIFAR100,
     "long-permuted-mnist": LONG_PERMUTED_MNIST,
     "long-permuted-mnist-300": LONG_PERMUTED_MNIST_300,
+    "unknown-boundaries": UNKNOWN_BOUNDARIES,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]

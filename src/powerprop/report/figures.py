@@ -42,6 +42,7 @@ def overlap_curves(
 def lines(
     curves: Sequence[Curve], path: str | Path, title: str, xlabel: str, ylabel: str, percent: bool = False,
     logx: bool = False, reference: tuple[float, str] | None = None,
+    changes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Path:  # fmt: skip
     """Any metric against steps, tasks or batch size, each curve labelled at its end.
 
@@ -49,6 +50,7 @@ def lines(
         percent: the values are fractions, shown as percent.
         logx: logarithmic x axis.
         reference: (value, label) of a horizontal line, such as the paper's number.
+        changes: places on the x axis where something changed, and where it was noticed.
     """
     require_curves(curves, title)
     if percent:
@@ -59,6 +61,8 @@ def lines(
     draw(axes, curves, (0.0, 1.0) if percent else None, scale)
     if reference is not None:
         _reference(axes, reference[0] * scale, reference[1])
+    if changes is not None:
+        _changes(axes, *changes)
     _x_axis(axes, curves, logx)
     if percent:
         axes.yaxis.set_major_formatter("{x:g}%")
@@ -127,4 +131,14 @@ def _reference(axes: Axes, value: float, label: str) -> None:
     axes.annotate(
         label, xy=(0.01, value), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
         fontsize=8.5, color=style.MUTED,
+    )  # fmt: skip
+
+
+def _changes(axes: Axes, true: Sequence[float], noticed: Sequence[float]) -> None:
+    """Dashed lines from bottom to top, and triangles on the upper edge."""
+    for place in true:
+        axes.axvline(place, color=style.MUTED, linewidth=1, linestyle=(0, (3, 3)), zorder=1.5)
+    axes.plot(
+        noticed, [1.0] * len(noticed), "v", color=style.ACCENT, markersize=6, transform=axes.get_xaxis_transform(),
+        clip_on=False, zorder=4,
     )  # fmt: skip
