@@ -72,8 +72,9 @@ def main_table(config: Config, runs: Mapping[str, Runs]) -> Table:
         known = [Cell.of(fmean(run[name]) for run in runs[arm]) for name in ("given", "inferred")]
         rows.append([label, *finding, *known, Cell.of(run["used"] for run in runs[arm])])
     caption = (
-        f"A change counts as found if it is noticed within {config.delay} batches. Average test accuracy over all true "
-        "tasks after the stream, in percent. Task-incremental: with the found task that shares most batches with the "
+        f"A change counts as found if it is noticed within {config.delay} batches. The delay is the number of batches "
+        "of the new task before the one that revealed it. Average test accuracy over all true tasks after the stream, "
+        "in percent. Task-incremental: with the found task that shares most batches with the "
         "true one. Class-incremental: the task is inferred from so many images, and must be right."
     )
     return Table("Boundaries and accuracy", columns, rows, caption)
