@@ -25,6 +25,7 @@ class-incremental: the task is not given, which class of all tasks together? The
 """
 
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Prediction(NamedTuple):
@@ -53,24 +54,53 @@ def make_task(
     index: int = 0,
     classes: Sequence[int] | None = None,
 ) -> Task:
-    """A task from tensors (inputs, labels from 0); without validation data the last tenth of the training data serves.
+    """A task from tensors: inputs, and labels that are integers from 0.
 
+    validation: by default every tenth of the training rows is held back for it.
+    test: by default the validation data.
+    index: the place in the stream; a learner takes tasks in the order of their indices, from 0.
     classes: the number of each class in the whole stream; by default the task's own labels. Class-incremental
         evaluation needs numbers that no two tasks share.
     """
-    parts = [Part(*pair) for pair in (train, validation, test) if pair is not None]
-    for part in parts:
-        if len(part.x) != len(part.y) or not len(part.x):
-            raise ValueError(f"task {name!r}: expected as many labels as inputs, got {len(part.x)} and {len(part.y)}")
-    first = parts[0]
+    name = name or f"task {index}"
+    given = {"train": train, "validation": validation, "test": test}
+    parts = {key: _part(name, key, *pair) for key, pair in given.items() if pair is not None}
+    top = max(int(part.y.max()) for part in parts.values())
+    numbers = tuple(range(1 + max(0, top)) if classes is None else classes)
+    for key, part in parts.items():
+        _check_range(name, key, part.y, numbers)
     if validation is None:
-        cut = len(first.x) - max(1, len(first.x) // 10)
-        first, held = Part(first.x[:cut], first.y[:cut]), Part(first.x[cut:], first.y[cut:])
-    else:
-        held = parts[1]
-    numbers = range(1 + max(int(part.y.max()) for part in parts)) if classes is None else classes
-    splits = Splits(first, held, held if test is None else parts[-1])
-    return Task(index, name or f"task {index}", tuple(numbers), splits, _as_it_is)
+        parts["train"], parts["validation"] = _held_back(name, parts["train"])
+    splits = Splits(parts["train"], parts["validation"], parts.get("test", parts["validation"]))
+    return Task(index, name, numbers, splits, _as_it_is)
+
+
+def _part(name: str, key: str, x: Tensor, y: Tensor) -> Part:
+    """Inputs and labels of one part, or an error that says what is wrong with them."""
+    if y.ndim != 1 or y.dtype not in INTEGERS:
+        raise ValueError(f"task {name!r}: labels of {key} must be integers (N,), got {y.dtype} {tuple(y.shape)}")
+    if len(x) != len(y):
+        raise ValueError(f"task {name!r}: {key}: expected as many labels as inputs, got {len(x)} and {len(y)}")
+    if not len(x):
+        raise ValueError(f"task {name!r}: {key} has no inputs")
+    return Part(x, y.long())
+
+
+def _check_range(name: str, key: str, y: Tensor, classes: tuple[int, ...]) -> None:
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= len(classes):
+        expected = f"0..{len(classes) - 1} (classes={classes})"
+        raise ValueError(f"task {name!r}: labels of {key} must be {expected}, got {low}..{high}")
+
+
+def _held_back(name: str, part: Part) -> tuple[Part, Part]:
+    """All but every tenth row, and every tenth row: data that is sorted by class is validated on all classes."""
+    count = len(part.x)
+    if count < 2:
+        raise ValueError(f"task {name!r}: expected two or more inputs to hold some back for validation, got {count}")
+    held = torch.arange(count) % 10 == min(9, count - 1)
+    rest, tenth = (Part(*(each[rows.to(each.device)] for each in part)) for rows in (~held, held))
+    return rest, tenth
 
 
 def _as_it_is(part: Part) -> Part:
@@ -93,5 +123,8 @@ def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
     """Let layers that know torch's global generator only (dropout) draw from this seed, and put its state back."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the other devices too, for good
+        for each in devices:
+            with torch.cuda.device(each):
+                torch.cuda.manual_seed(seed)
         yield

@@ -1,0 +1,81 @@
+"""Tasks made of tensors, the random state of a task, and streams that do not fit their learner."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from powerprop.continual import make_task
+from powerprop.continual.task import drawing_from
+
+
+def pair(size: int, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return torch.arange(float(size))[:, None], torch.arange(size) % 2 if labels is None else labels
+
+
+@pytest.mark.parametrize(("size", "held"), [(2, [1]), (5, [4]), (10, [9]), (19, [9]), (30, [9, 19, 29])])
+def test_every_tenth_row_validates(size: int, held: list[int]) -> None:
+    task = make_task(pair(size))
+    assert task.validation().x[:, 0].tolist() == held
+    assert task.train().x[:, 0].tolist() == [row for row in range(size) if row not in held]
+    assert task.train().y.tolist() == [row % 2 for row in range(size) if row not in held]
+    assert task.test().x.tolist() == task.validation().x.tolist()
+
+
+def test_sorted_labels_are_all_validated() -> None:
+    task = make_task(pair(60, torch.arange(60) // 20))
+    assert task.validation().y.unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.int64])
+def test_labels_of_any_integer_kind_serve(kind: torch.dtype) -> None:
+    task = make_task(pair(20, (torch.arange(20) % 3).to(kind)))
+    assert task.classes == (0, 1, 2)
+    assert task.train().y.dtype == torch.int64
+
+
+LABELS = torch.arange(4)
+BAD = [
+    (pair(4, LABELS + 3), None, (3, 4, 5, 6), r"'x': labels of train must be 0..3 \(classes=\(3, .*, 6\)\), got 3..6"),
+    (pair(4), pair(4, LABELS), (7, 8), r"'x': labels of validation must be 0..1 \(classes=\(7, 8\)\), got 0..3"),
+    (pair(4, LABELS - 1), None, None, r"'x': labels of train must be 0..2 .*, got -1..2"),
+    (pair(4, LABELS.float()), None, None, r"'x': labels of train must be integers \(N,\), got torch.float32 \(4,\)"),
+    (pair(4, LABELS == 0), None, None, r"'x': labels of train must be integers \(N,\), got torch.bool \(4,\)"),
+    (pair(4, torch.eye(4).long()), None, None, r"'x': labels of train must be integers .*, got torch.int64 \(4, 4\)"),
+    (pair(4), pair(0), None, "'x': validation has no inputs"),
+    (pair(1), None, None, "'x': expected two or more inputs to hold some back for validation, got 1"),
+    (pair(4), pair(4, LABELS[:3]), None, "'x': validation: expected as many labels as inputs, got 4 and 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("train", "validation", "classes", "message"), BAD)
+def test_bad_tasks(
+    train: tuple[Tensor, Tensor], validation: tuple[Tensor, Tensor] | None, classes: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"task {message}"):
+        make_task(train, validation, name="x", classes=classes)
+
+
+def test_bad_test_data() -> None:
+    with pytest.raises(ValueError, match="task 'task 4': test has no inputs"):
+        make_task(pair(4), test=pair(0), index=4)
+
+
+def test_drawing_from_a_seed_leaves_every_generator_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    before = torch.get_rng_state()
+    with drawing_from(7, torch.device("cpu")):
+        drawn = torch.rand(5)
+    assert torch.equal(drawn, torch.rand(5, generator=torch.Generator().manual_seed(7)))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not seeded
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_drawing_from_a_seed_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    before = torch.cuda.get_rng_state_all()
+    with drawing_from(7, device):
+        drawn = torch.rand(5, device=device)
+    assert torch.equal(drawn, torch.rand(5, device=device, generator=torch.Generator(device).manual_seed(7)))
+    assert all(torch.equal(*pair) for pair in zip(before, torch.cuda.get_rng_state_all(), strict=True))
