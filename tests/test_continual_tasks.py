@@ -121,3 +121,14 @@ def test_scenarios_are_checked_before_the_first_task() -> None:
     with pytest.raises(ValueError, match="scenario must be one of .*, got 'blind'"):
         learn_stream(ours, [toy_task(0)], ("blind",))  # type: ignore[arg-type]
     assert ours.current == 0
+
+
+@pytest.mark.parametrize("method", ["epn", "packnet"])
+def test_a_task_has_no_subnetwork_before_it_is_learned(method: str) -> None:
+    stream, ours = [toy_task(t) for t in range(2)], learner(method)
+    with pytest.raises(ValueError, match="no sub-network before it is learned.* got task-incremental, domain-incr"):
+        learn_stream(ours, stream, ("task-incremental", "domain-incremental"), future=True)
+    assert ours.current == 0
+    found = learn_stream(ours, stream, ("domain-incremental",), future=True)["domain-incremental"]
+    assert [len(row) for row in found.rows] == [2, 2]
+    assert found.forward_transfer([0.0, 0.0]) == found.rows[0][1]

@@ -9,6 +9,7 @@ from typing import Any
 
 from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.subnets import Subnetworks
 from powerprop.continual.task import Scenario, Task, check_scenario
 
 __all__ = ["learn_stream"]
@@ -31,11 +32,14 @@ def learn_stream(
     checkpoint: file that the learner is saved to after every task; if it exists, the rest is learned bit for bit as if
         there had been no interruption.
     after_task: called with every task once it is learned and evaluated, before the learner is saved.
-    future: evaluate tasks before they are learned too, as forward transfer needs it (not for methods that mask).
+    future: evaluate tasks before they are learned too, as forward transfer needs it. Methods that mask have no
+        sub-network for them yet: their forward transfer is domain-incremental, from the sub-network that is surest.
     how: further arguments of the learner's `predict`.
     """
     if checkpoint is not None and Path(checkpoint).exists():
         learner.load(checkpoint)
+    if future:
+        _check_future(learner, scenarios)
     rows = _rows(learner, len(stream), scenarios)
     for index in range(learner.current, len(stream)):
         task = _numbered(stream, index)
@@ -76,3 +80,10 @@ def _check_rows(rows: Mapping[str, Sequence[Sequence[float]]], learned: int, sce
         if len(found) != learned:
             text = f"the learner knows {learned} tasks and has {len(found)} rows of {scenario} accuracies"
             raise ValueError(f"{text}; expected a row for each, as a learner has that learned by learn_stream alone")
+
+
+def _check_future(learner: Strategy, scenarios: Sequence[Scenario]) -> None:
+    masks = any(isinstance(part, Subnetworks) for part in learner.parts.values())
+    if masks and "task-incremental" in scenarios:
+        text = "a task has no sub-network before it is learned, so that with future=True scenarios must be others than"
+        raise ValueError(f"{text} task-incremental, got {', '.join(scenarios)}")
