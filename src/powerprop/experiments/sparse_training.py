@@ -290,7 +290,9 @@ def report(config: Config, results: Results, out: Path) -> Findings:
     return compose(config, found, chosen, out)
 
 
-LEFT_OUT = ("pp-dense", "one-shot", "pp-one-shot", *(f"pp-{m}" for m in ("static", "snip", "snfs", "dsr")))
+LEFT_OUT = (
+    "pp-dense", "one-shot", "pp-one-shot", *(f"pp-{m}" for m in ("static", "snip", "set", "dsr", "snfs", "rigl"))
+)  # fmt: skip
 SHORT = tuple(name for name in ROWS if name not in LEFT_OUT)
 MAIN = ("dense", "static", "rigl", "iterative", "pp-iterative", "topkast-0", "pp-topkast-0")
 TABLE = ("uniform 0.8", "uniform 0.9", "uniform 0.95", "uniform 0.98", "uniform 0.99", "erk 0.8", "erk 0.9")
@@ -319,7 +321,7 @@ CIFAR_PRESETS = {
     ),
     "cpu": Config(
         task="cifar10", rows=MAIN, columns=("uniform 0.9", "uniform 0.95"), alpha=1.375, lrs=(0.1,),
-        tune_at="uniform 0.9", seeds=1, steps=400, batch=64, weight_decay=5e-4, validation=1_000, test=4_000,
+        tune_at="uniform 0.9", seeds=1, steps=300, batch=64, weight_decay=5e-4, validation=1_000, test=4_000,
         every=100,
     ),
     "paper": Config(
