@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from powerprop.continual import METHODS, Strategy, accuracy_on, entropy_gradient, infer
+from powerprop.continual import METHODS, Strategy, accuracy_on, entropy_gradient, infer, make_task
 from powerprop.continual.infer import entropies, shortlist
 from powerprop.continual.task import entropy
-from tasks import CLASSES, learner, toy_model, toy_task
+from tasks import CLASSES, NormNet, learner, toy_model, toy_task
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +121,75 @@ def test_bad_arguments(trained: Strategy) -> None:
         trained.predict(x, group=0)
     with pytest.raises(ValueError, match="task must be learned first"):
         learner().predict(x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_inputs_have_no_tasks(method: str, trained: Strategy) -> None:
+    x = toy_task(0).test().x[:0]
+    for group in (None, 1, 64):
+        found = infer(trained.nets, x, trained.own_classes, method, group)
+        assert found.tolist() == []
+        assert found.dtype == torch.int64
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_candidates_must_be_some(method: str, trained: Strategy) -> None:
+    with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
+        infer(trained.nets, toy_task(0).test().x, trained.own_classes, method, candidates=0)
+
+
+class Spare(nn.Module):
+    """A network with a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.spare = toy_model(), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("search", ["binary", "taylor"])
+def test_layers_that_are_not_used_are_no_obstacle(search: str) -> None:
+    ours = learner(model=Spare(), search=search)
+    for t in range(2):
+        ours.learn(toy_task(t))
+    x = toy_task(1).test().x
+    found = entropy_gradient(ours.nets, x, torch.tensor([0.5, 0.5]))
+    assert found.isfinite().all()
+    for method in METHODS:
+        assert len(infer(ours.nets, x, ours.own_classes, method)) == len(x)
+
+
+class TwoWidths(nn.Module):
+    """Heads of three and of four classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(12, 32), nn.ModuleList([nn.Linear(32, 3), nn.Linear(32, 4)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        return self.heads[task](torch.relu(self.body(x)))  # type: ignore[no-any-return]
+
+
+def test_heads_of_different_widths_cannot_be_mixed() -> None:
+    ours = learner(model=TwoWidths(), heads="heads")
+    ours.learn(toy_task(0))
+    x, y = toy_task(1).train()
+    ours.learn(make_task((x, y), index=1, classes=range(4)))
+    for method in ("exhaustive", "shortlist"):
+        assert (infer(ours.nets, x, ours.own_classes, method) == 1).all()
+    for method in ("oneshot", "binary"):
+        with pytest.raises(ValueError, match=r"mix the heads.*same shapes.* \(3, 32\).*\(4, 32\).*shortlist"):
+            infer(ours.nets, x, ours.own_classes, method)
+
+
+def test_dropout_does_not_disturb_the_gradient() -> None:
+    ours = learner(model=NormNet(), heads="out")
+    for t in range(2):
+        ours.learn(toy_task(t))
+    x, even = toy_task(1).test().x, torch.tensor([0.5, 0.5])
+    expected = entropy_gradient(ours.nets, x, even)
+    ours.model.train()
+    assert torch.equal(entropy_gradient(ours.nets, x, even), expected)
+    assert ours.model.training

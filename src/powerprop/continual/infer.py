@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from powerprop.continual.strategy import in_parts
+from powerprop.continual.strategy import evaluating, in_parts
 from powerprop.continual.subnets import Subnetworks
 from powerprop.continual.task import entropy
 
@@ -33,12 +33,29 @@ Columns = Callable[[Tensor, int], Tensor]
 
 
 def entropy_gradient(nets: Subnetworks, x: Tensor, coefficients: Tensor) -> Tensor:
-    """∂H/∂π for all tasks at a mixture: one forward and one backward pass, then one pass over the weights."""
+    """∂H/∂π for all tasks at a mixture: one forward and one backward pass, then one pass over the weights.
+
+    The model is in evaluation mode; a layer that it does not use says nothing about the task.
+    """
+    _check_heads(nets)
     mixed = {n: w.requires_grad_() for n, w in nets.mixture(coefficients).items()}
-    with torch.enable_grad():
-        value = entropy(nets.outputs(x, mixed, 0)).mean()
-        gradients = torch.autograd.grad(value, list(mixed.values()))
+    device = next(nets.model.parameters()).device
+    with torch.enable_grad(), evaluating(nets.model):
+        value = entropy(nets.outputs(x.to(device), mixed, 0)).mean()
+        gradients = torch.autograd.grad(value, list(mixed.values()), materialize_grads=True)
     return nets.coefficient_gradient(dict(zip(mixed, gradients, strict=True)))
+
+
+def _check_heads(nets: Subnetworks) -> None:
+    """Only heads of the same shapes can be added up."""
+    if nets.heads is None:
+        return
+    heads = [nets.model.get_submodule(f"{nets.heads}.{task}") for task in nets.task_numbers()]
+    shapes = [{n: tuple(p.shape) for n, p in head.named_parameters()} for head in heads]
+    for task, found in enumerate(shapes):
+        if found != shapes[0]:
+            text = f"'oneshot' and 'binary' mix the heads of all tasks, expected the same shapes, got {shapes[0]}"
+            raise ValueError(f"{text} for task 0 and {found} for task {task}; use 'shortlist' or 'exhaustive'")
 
 
 @torch.no_grad()
@@ -119,16 +136,22 @@ def infer(
     group: so many consecutive inputs are known to be of one task; None is all of them, 1 judges each by itself.
     candidates: the most tasks that `shortlist` tries.
     """
+    check_how(method, group, candidates)
+    nets.masks.check(0)
+    parts = torch.split(x, group or max(1, len(x)))
+    sizes = torch.tensor([len(part) for part in parts])
+    chosen = torch.stack([METHODS[method](nets, part, candidates) for part in parts])
+    return _decide(nets, x, columns, chosen, sizes).repeat_interleave(sizes)
+
+
+def check_how(method: str, group: int | None, candidates: int) -> None:
+    """The arguments of `infer`, or an error that repeats the wrong one."""
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if group is not None and group < 1:
         raise ValueError(f"group must be at least 1, got {group}")
-    nets.masks.check(0)
-    parts = torch.split(x, group or max(1, len(x)))
-    sizes = torch.tensor([len(part) for part in parts])
-    device = next(nets.model.parameters()).device
-    chosen = torch.stack([METHODS[method](nets, part.to(device), candidates) for part in parts])
-    return _decide(nets, x, columns, chosen, sizes).repeat_interleave(sizes)
+    if candidates < 1:
+        raise ValueError(f"candidates must be at least 1, got {candidates}")
 
 
 def _decide(nets: Subnetworks, x: Tensor, columns: Columns, chosen: Tensor, sizes: Tensor) -> Tensor:

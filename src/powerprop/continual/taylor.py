@@ -30,8 +30,8 @@ def removal_costs(
     for x, y in batches:
         logits = outputs(x)
         drawn = torch.multinomial(logits.detach().softmax(1).cpu(), 1, generator=generator)[:, 0].to(logits.device)
-        true = torch.autograd.grad(F.cross_entropy(logits, y), parameters, retain_graph=True)
-        model = torch.autograd.grad(F.cross_entropy(logits, drawn), parameters)
+        true = _gradient(F.cross_entropy(logits, y), parameters)
+        model = _gradient(F.cross_entropy(logits, drawn), parameters)
         for name, g, s in zip(names, true, model, strict=True):
             gradient[name] += g
             fisher[name].addcmul_(s, s, value=len(x))
@@ -40,6 +40,11 @@ def removal_costs(
         n: (0.5 * fisher[n] * p.detach() ** 2 - gradient[n] * p.detach()).div_(max(1, count))
         for n, p in weights.items()
     }
+
+
+def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    """The gradient, zero for weights that the network does not use; the graph is kept for another loss."""
+    return torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
 
 
 def loss_increase(
