@@ -209,7 +209,7 @@ def test_the_model_shows_a_plain_sparse_network() -> None:
         ours.learn(toy_task(t))
     ours.nets.show(0)
     x = toy_task(0).test().x
-    assert torch.equal(ours.model.eval()(x), ours.logits(x, 0))
+    assert torch.equal(ours.model(x), ours.logits(x, 0))
     kept = sum(int(m.param.count_nonzero()) for m in ours.nets.masters.values())
     assert kept == ours.nets.masks.mask(0).count()
 

@@ -54,6 +54,12 @@ def test_equals_are_not_parted() -> None:
     assert store.complete(wanted)["w"].tolist() == [True, True, True, False]
 
 
+def test_masks_go_where_the_weights_are() -> None:
+    store, _, _ = history(2, 0)
+    store.follow({n: torch.device("meta") for n in SHAPES})
+    assert {t.device.type for t in (*store.owner.values(), *store.strength.values())} == {"meta"}
+
+
 @settings(max_examples=40, deadline=None)
 @given(tasks=st.integers(1, 25), seed=st.integers(0, 10**6))
 def test_every_mask_comes_back(tasks: int, seed: int) -> None:

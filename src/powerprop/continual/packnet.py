@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from powerprop.continual import search as searches
 from powerprop.continual.infer import infer
-from powerprop.continual.strategy import WEIGHTS, OptimizerFactory, Progress, Strategy, in_parts
+from powerprop.continual.strategy import WEIGHTS, OptimizerFactory, Progress, Strategy, evaluating, in_parts
 from powerprop.continual.subnets import Subnetworks, Weights
 from powerprop.continual.task import Prediction, Task, entropy
 from powerprop.continual.taylor import loss_increase, removal_costs
@@ -66,6 +66,9 @@ class PackNet(Strategy):
 
     def after_backward(self) -> None:
         self.nets.drop_gradients()
+
+    def after_step(self) -> None:
+        self.nets.keep_buffers()
 
     def end_task(self, task: Task, batches: Batches, progress: Progress | None = None) -> None:
         """Take the share, retrain it, protect it, and initialise the free weights again."""
@@ -133,6 +136,9 @@ class EfficientPackNet(Strategy):
     def after_backward(self) -> None:
         self.nets.drop_gradients()
 
+    def after_step(self) -> None:
+        self.nets.keep_buffers()
+
     def end_task(self, task: Task, batches: Batches, progress: Progress | None = None) -> None:
         """Find the sub-network, retrain it, protect it, and initialise the free weights again."""
         settle(self, self.find_masks(task, batches), batches, progress)
@@ -178,7 +184,8 @@ class EfficientPackNet(Strategy):
         generator = self.generator(DRAWN_LABELS)
         some = ((x.to(self.device), self.targets(y.to(self.device))) for x, y in islice(batches, TAYLOR_BATCHES))
         weights = {n: m.param for n, m in self.nets.masters.items()}
-        costs = removal_costs(weights, lambda x: self.outputs(x, self.current), some, generator)
+        with evaluating(self.model):
+            costs = removal_costs(weights, lambda x: self.outputs(x, self.current), some, generator)
         increase = loss_increase(costs, scores, self.grid, self.distribution != "global")
         allowed = (1 - self.gamma) * dense * math.log(max(2, len(self._classes)))
         return sum(1 for value in increase if value <= allowed) - 1

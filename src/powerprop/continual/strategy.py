@@ -122,6 +122,7 @@ class Strategy:
         """End a task: from now on it is one of those learned."""
         self.end_task(task, batches, progress)
         self.tasks.append(Learned(task.name, tuple(task.classes)))
+        self.model.eval()
 
     def batches(self, part: Part) -> Batches:
         """Endless batches of a task's data, the same whenever this task is learned."""
@@ -259,6 +260,7 @@ class Strategy:
         self.records = dict(data["records"])
         for name, part in self.parts.items():
             part.load_state(_below(name, tensors), data[name])
+        self.model.eval()
 
     @torch.no_grad()
     def _load_weights(self, rest: Mapping[str, Tensor], phi: Mapping[str, Tensor]) -> None:

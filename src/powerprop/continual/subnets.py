@@ -24,48 +24,62 @@ class Subnetworks:
     """One network, one set of weights, a sub-network for every task packed so far.
 
     While a task is learned all weights are active and those that no task uses are trained; everything that is no
-    weight (biases, norms, embeddings) is trained with the first task only. Packed weights never change again.
+    weight (biases, norms, embeddings, buffers) is trained with the first task only. Packed weights never change again.
 
-    model: its weights are those that the optimiser gives an α, without the heads.
+    model: its weights are those that the optimiser gives an α, without the heads and what does not require gradients.
     optimizer: the Powerprop optimiser of the model.
     heads: name of the submodule that has one output layer per task, if there is one; a task's head is its own.
     """
 
     def __init__(self, model: nn.Module, optimizer: Powerprop, heads: str | None) -> None:
         self.model, self.optimizer, self.heads = model, optimizer, heads
-        self.masters = {n: m for n, m in optimizer.masters.items() if not self._in_head(n)}
+        shared = {n: m for n, m in optimizer.masters.items() if heads is None or not n.startswith(f"{heads}.")}
+        self.masters = {n: m for n, m in shared.items() if m.param.requires_grad}
         if not self.masters:
-            raise ValueError("the model has no weights to share among tasks: only heads get an α")
+            raise ValueError("the model has no weights to share among tasks: only heads and frozen layers get an α")
         self.masks = TaskMasks({n: m.param for n, m in self.masters.items()})
         self.signatures = Signatures()
         self.spread = {n: float(m.param.detach().std(correction=0)) for n, m in self.masters.items()}
         self._theta: Weights = {}
         self._shown: tuple[int, Weights] | None = None
+        self._seen: tuple[tuple[int, int], ...] = ()
+        self._buffers: Weights = {}
 
-    def _in_head(self, name: str) -> bool:
-        return self.heads is not None and name.startswith(f"{self.heads}.")
+    def _own(self, name: str) -> bool:
+        """True for what is inside the head of the task that is being learned."""
+        return self.heads is not None and f"{name}.".startswith(f"{self.heads}.{self.masks.tasks}.")
 
     # --- learning -----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """All weights are used; those that no task has packed are trained."""
-        self._forget()
+        self._follow()
         self.optimizer.set_masks(None, self.masks.free() if self.masks.tasks else None)
+        self._buffers = {}
         if self.masks.tasks:
-            for module in self.model.modules():
-                if getattr(module, "running_mean", None) is not None:
-                    module.eval()
+            self._freeze_buffers()
+
+    def _freeze_buffers(self) -> None:
+        """Running statistics are used, not taken; what a forward pass changes all the same, `keep_buffers` undoes."""
+        for name, module in self.model.named_modules():
+            if getattr(module, "running_mean", None) is not None and not self._own(name):
+                module.eval()
+        self._buffers = {n: buffer.clone() for n, buffer in self.model.named_buffers() if not self._own(n)}
+
+    def keep_buffers(self) -> None:
+        """After a step: all buffers but those of the task's own head are again as the tasks before left them."""
+        for name, kept in self._buffers.items():
+            self.model.get_buffer(name).copy_(kept)
 
     def restrict(self, masks: Masks) -> None:
         """Only these weights are used, and those of them that no task has packed are trained."""
-        self._forget()
         self.optimizer.set_masks(masks, masks & self.masks.free())
 
     def drop_gradients(self) -> None:
         """Everything that is no weight stays as the first task left it, and every head as its own task did."""
         if self.masks.tasks:
             for name, param in self.model.named_parameters():
-                if name not in self.masters and not self._in_head(name):
+                if name not in self.masters and not self._own(name):
                     param.grad = None
 
     def pack(self, masks: Masks, inputs: Tensor, generator: torch.Generator) -> None:
@@ -92,12 +106,14 @@ class Subnetworks:
 
     def theta(self) -> Weights:
         """All effective weights, whether used or not."""
+        self._follow()
         if not self._theta:
             self._theta = {n: m.theta().to(m.param.dtype) for n, m in self.masters.items()}
         return self._theta
 
     def weights(self, task: int) -> Weights:
         """θ ⊙ M^t; those of the last task asked for are kept."""
+        self._follow()
         if self._shown is None or self._shown[0] != task:
             self._shown = (task, self.masked(self.masks.mask(task)))
         return self._shown[1]
@@ -112,12 +128,17 @@ class Subnetworks:
         return functional_call(self.model, weights, inputs)  # type: ignore[no-any-return]
 
     def show(self, task: int) -> None:
-        """Put the sub-network of a task into the model, as a plain sparse network."""
-        self._forget()
+        """Put the sub-network of a task into the model, as a plain sparse network in evaluation mode."""
+        self._follow()
         self.optimizer.set_masks(self.masks.mask(task), None)
+        self.model.eval()
 
-    def _forget(self) -> None:
-        self._theta, self._shown = {}, None
+    def _follow(self) -> None:
+        """Forget what was computed from weights that have moved on since, or to another device; so do the masks."""
+        seen = tuple((m.param._version, m.param.data_ptr()) for m in self.masters.values())
+        if seen != self._seen:
+            self._seen, self._theta, self._shown = seen, {}, None
+            self.masks.follow({n: m.param.device for n, m in self.masters.items()})
 
     # --- all tasks at once --------------------------------------------------------------------------------------
 
@@ -158,7 +179,7 @@ class Subnetworks:
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave, after the weights."""
-        self._forget()
+        self._seen = ()
         self.spread = dict(data["spread"])
         self.signatures.load_state(tensors)
         self.masks.load_state(tensors, data, self._strength())

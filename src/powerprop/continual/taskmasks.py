@@ -42,6 +42,13 @@ class TaskMasks:
         self.threshold: dict[str, list[float]] = {n: [] for n in weights}
         self._cells: dict[str, Tensor] = {}
 
+    def follow(self, devices: Mapping[str, torch.device]) -> None:
+        """Go where the weights are."""
+        for name, device in devices.items():
+            if self.owner[name].device != device:
+                self.owner[name], self.strength[name] = self.owner[name].to(device), self.strength[name].to(device)
+                self._cells = {}
+
     # --- which weights ------------------------------------------------------------------------------------------
 
     def free(self) -> Masks:
