@@ -24,7 +24,7 @@ PRESETS = {
         groups=(1, 16), infer_at=(3,), probe=32, probed=3,
     ),
     "cpu": Config(
-        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.5), lr=1.0, seeds=1, steps=700, retrain_steps=400,
+        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25, 1.5), lr=1.0, seeds=1, steps=700, retrain_steps=400,
         gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE, validation=2_000,
         matrix=False, groups=(1, 16, 128), infer_at=(10,), probe=256,
     ),
@@ -36,7 +36,7 @@ PRESETS = {
 
 LONGER = {
     "smoke": replace(PRESETS["smoke"], alphas=(1.5,), infer_at=(2, 5)),
-    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.5,), infer_at=(10, 100)),
+    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100)),
     "paper": PRESETS["paper"],
 }
 
