@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,12 @@ import standin
 from powerprop import data
 from powerprop.cli import main
 from powerprop.experiments import EXPERIMENTS
+from powerprop.experiments.base import Findings
 from powerprop.experiments.continual import Arm, Config, arms, jobs, make_learner, make_stream, rate
 from powerprop.experiments.continual_measure import LogitsChangedError, Measures
+from powerprop.experiments.continual_report import Story, compose
 from powerprop.experiments.runner import run
+from powerprop.report import write_page
 
 STANDIN = Path(__file__).parent / "standin.py"
 CONTINUAL = [name for name, experiment in EXPERIMENTS.items() if experiment.config is Config]
@@ -154,7 +158,107 @@ def test_bad_settings() -> None:
         ({"stream": "rotated"}, "stream must be one of permuted, split, got 'rotated'"),
         ({"methods": ("ewc",)}, "method must be one of .*, got 'ewc'"),
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
+        ({"methods": ()}, r"methods must be some, each once, got \(\)"),
+        ({"alphas": (1.5, 1.5)}, r"alphas must be some, each once, got \(1\.5, 1\.5\)"),
+        ({"gamma": 1.2}, r"gamma must be in \(0, 1\], got 1\.2"),
+        ({"gamma": 0.0}, r"gamma must be in \(0, 1\], got 0\.0"),
+        ({"groups": ()}, r"groups must be some, each once, got \(\)"),
+        ({"groups": (0, 4)}, "group must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"retrain_steps": -1}, "retrain_steps must be at least 0, got -1"),
+        ({"validation": -1}, "validation must be at least 0, got -1"),
+        ({"images": 200}, "validation must be below the 200 images, got 200"),
+        ({"test": -1}, "test must be at least 0, got -1"),
+        ({"clip": -1.0}, r"clip must be at least 0, got -1\.0"),
+        ({"lr": 0.0}, r"lr must be positive and finite, got 0\.0"),
+        ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
+        ({"magnitude": 0.0}, r"magnitude must be positive and finite, got 0\.0"),
+        ({"spread": float("inf")}, "spread must be positive and finite, got inf"),
+        ({"infer_at": (3,)}, "infer_at must be in 1..2, the tasks, got 3"),
+        ({"infer_at": (0,)}, "infer_at must be in 1..2, the tasks, got 0"),
+        ({"model": "alexnet"}, "model alexnet is for a split stream, got stream 'permuted'"),
         ({"grid": (0.1, 0.2)}, "falling fractions"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMALL, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stream": "split", "tasks": 4}, "tasks must divide the 10 classes of mnist, got 4"),
+        ({"stream": "split", "tasks": 20}, "tasks must divide the 10 classes of mnist, got 20"),
+        ({"data": "cifar100"}, r"model mlp is for images \(1, 28, 28\) of 10 classes, got cifar100 with \(3, 32, 32\)"),
+        ({"validation": 3_000}, r"n_last must be in 0..2999 \(training images of mnist\), got 3000"),
+        ({"validation": 0}, "validation must be at least 1, which efficient-packnet decides by, got 0"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_found_before_the_jobs(change: dict[str, object], message: str) -> None:
+    experiment = EXPERIMENTS["permuted-mnist"]
+    experiment.prepare(SMALL)
+    with pytest.raises(ValueError, match=message):
+        experiment.prepare(replace(SMALL, **change))  # type: ignore[arg-type]
+
+
+def test_packnet_needs_no_validation_data() -> None:
+    EXPERIMENTS["permuted-mnist"].prepare(replace(SMALL, methods=("packnet",), validation=0))
+
+
+def fake_run(matrix: list[list[float]]) -> dict[str, Any]:
+    """The result of a job with two tasks."""
+    probe = {"tasks": 2, "rates": {"shortlist": {"16": [1.0, 0.9]}, "exhaustive": {"16": [1.0, 0.9]}}}
+    whole = {"group": 16, "accuracy": [0.8, 0.9], "confusion": [[1.0, 0.0], [0.0, 1.0]]}
+    records = {"accuracy": [row[-1] for row in matrix], "used": [0.1, 0.2], "inference": [probe], "matrix": matrix}
+    return {"note": "", **records, "class_incremental": whole}
+
+
+def composed(config: Config, results: dict[str, dict[str, Any]], out: Path) -> Findings:
+    (out / "versions.json").write_text("{}")
+    return compose(config, results, out, Story("Title", "Section 5.3", "Intro.", (("EPN (paper)", "", "97.09", ""),)))
+
+
+def test_forgetting_is_worked_out_from_the_matrix(tmp_path: Path) -> None:
+    config = replace(SMALL, seeds=2)
+    keys = [job.key for job in jobs(config, {})]
+    runs = [fake_run([[0.9], [0.8, 0.95]]), fake_run([[0.7], [0.9, 0.95]])]
+    findings = composed(config, dict(zip(keys, runs, strict=True)), tmp_path)
+    (arm,) = findings.summary["arms"]
+    assert arm["forgetting"] == pytest.approx((0.1 - 0.2) / 2)
+    assert arm["backward_transfer"] == pytest.approx((-0.1 + 0.2) / 2)
+    markdown = findings.table.to_markdown()
+    assert "| forgetting | backward transfer |" in markdown
+    assert "-5.00 ± 21.21 | 5.00 ± 21.21 |" in markdown
+
+
+@pytest.mark.parametrize("change", [{"matrix": False}, {"tasks": 1}])
+def test_no_forgetting_without_a_matrix_of_two_tasks(change: dict[str, Any], tmp_path: Path) -> None:
+    config = replace(SMALL, **change)
+    run = fake_run([[0.9]] if config.matrix else [])
+    run |= {"accuracy": [0.9], "used": [0.1]}
+    findings = composed(config, {jobs(config, {})[0].key: run}, tmp_path)
+    assert findings.summary["arms"][0]["forgetting"] is None
+    assert findings.summary["arms"][0]["backward_transfer"] is None
+    assert "forgetting" not in findings.table.to_markdown()
+
+
+def test_a_report_of_runs_that_all_diverged(tmp_path: Path) -> None:
+    config = replace(SMALL, seeds=2)
+    lost = {job.key: {"diverged": "task 1: the loss is nan", "note": "half of it"} for job in jobs(config, {})}
+    findings = composed(config, lost, tmp_path)
+    write_page(findings.page, tmp_path)
+    html = (tmp_path / "report.html").read_text()
+    assert html.count("task 1: the loss is nan") == 2
+    assert "Powerprop + EPN, α=1.5, seed 1" in html
+    assert "half of it" in html
+    assert "2 runs diverged" in html
+    assert [(arm["label"], arm["diverged"]) for arm in findings.summary["arms"]] == [("Powerprop + EPN, α=1.5", 2)]
+
+
+def test_a_report_of_runs_of_which_one_diverged(tmp_path: Path) -> None:
+    config = replace(SMALL, alphas=(1.0, 1.5))
+    keys = [job.key for job in jobs(config, {})]
+    lost = {"diverged": "task 0: the loss is inf", "note": ""}
+    findings = composed(config, {keys[0]: fake_run([[0.9], [0.9, 0.9]]), keys[1]: lost}, tmp_path)
+    assert [arm["label"] for arm in findings.summary["arms"]] == ["EPN", "Powerprop + EPN, α=1.5"]
+    assert findings.page.sections[-1].text == "Powerprop + EPN, α=1.5, seed 0: task 0: the loss is inf"

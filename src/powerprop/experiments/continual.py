@@ -17,23 +17,13 @@ from torch.optim import SGD, Optimizer
 
 from powerprop import data, models
 from powerprop.continual import GRID, EfficientPackNet, PackNet, Strategy, learn_stream
-from powerprop.continual.search import check_grid
 from powerprop.experiments.base import Job, Results
+from powerprop.experiments.continual_checks import METHODS, check_config, check_images
 from powerprop.experiments.continual_measure import Measures
 from powerprop.models.init import fans
 from powerprop.select import select
 from powerprop.train import NonFiniteError
 from powerprop.train.parallel import Report
-
-METHODS = {"efficient-packnet": "EPN", "packnet": "PackNet"}
-"""Names in tables; EPN is the paper's short form of EfficientPackNet."""
-PHASES = ("training", "retraining")
-CHOICES = {
-    "stream": ("permuted", "split"),
-    "model": ("mlp", "alexnet"),
-    "search": ("linear", "binary", "taylor"),
-    "distribution": ("global", "uniform"),
-}
 
 
 @dataclass(frozen=True)
@@ -105,19 +95,7 @@ class Config:
     probe: int = 512
 
     def __post_init__(self) -> None:
-        for alpha in self.alphas:
-            _require(1 <= alpha < float("inf"), f"alpha must be at least 1, got {alpha}")
-        _require(len(set(self.alphas)) == len(self.alphas) > 0, f"alphas must be different, got {self.alphas}")
-        for name in ("seeds", "tasks", "steps", "probed", "probe"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name, known in CHOICES.items():
-            _require(
-                getattr(self, name) in known, f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
-            )
-        _require(set(self.decay) <= set(PHASES), f"decay must name phases of {', '.join(PHASES)}, got {self.decay}")
-        for method in self.methods:
-            _require(method in METHODS, f"method must be one of {', '.join(METHODS)}, got {method!r}")
-        check_grid(self.grid)
+        check_config(self)
 
 
 @dataclass(frozen=True)
@@ -152,6 +130,13 @@ def jobs(config: Config, results: Results) -> list[Job]:
 def prepare(config: Config) -> None:
     """Find the data, or download it, before several processes ask for it."""
     data.load(config.data)
+
+
+def prepare_tasks(config: Config) -> None:
+    """Find the data, and refuse settings that it does not fit, before a job runs."""
+    if "efficient-packnet" in config.methods and not config.validation:
+        raise ValueError(f"validation must be at least 1, which efficient-packnet decides by, got {config.validation}")
+    check_images(config, load_images(config))
 
 
 def rate(config: Config, alpha: float) -> float:
@@ -247,8 +232,3 @@ def spread_evenly(model: nn.Module, spread: float, generator: torch.Generator) -
 def falling(phases: tuple[str, ...], phase: str, done: float) -> float:
     """The factor of the learning rate: from 1 to 0 along the phases named, 1 in the others."""
     return 1.0 - done if phase in phases else 1.0
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from powerprop.experiments.base import Experiment
-from powerprop.experiments.continual import Config, jobs, prepare, run_job
+from powerprop.experiments.continual import Config, jobs, prepare_tasks, run_job
 from powerprop.experiments.continual_report import Story, compose
 
 
@@ -15,7 +15,7 @@ def continual_experiment(name: str, title: str, paper: str, presets: dict[str, C
         paper=paper,
         config=Config,
         presets=presets,
-        prepare=prepare,
+        prepare=prepare_tasks,
         jobs=jobs,
         run_job=run_job,
         report=lambda config, results, out: compose(config, results, out, story),

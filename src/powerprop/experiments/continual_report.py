@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from powerprop.experiments.base import Findings, Results
-from powerprop.experiments.continual import Arm, Config, arms, rate
+from powerprop.experiments.continual import Config, arms, rate
+from powerprop.experiments.continual_results import GIVEN, INFERRED, Measured, compared, measure, summary
 from powerprop.experiments.folder import plain
 from powerprop.files import read_json
 from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, heatmap, lines
 
-GIVEN, INFERRED = "task-incremental", "class-incremental"
+FORGOTTEN = (
+    " Forgetting: the best accuracy that a task ever had minus its last; backward transfer: its last minus the one "
+    "right after it was learned; means over all tasks but the last, the task given."
+)
 
 
 @dataclass(frozen=True)
@@ -27,63 +29,39 @@ class Story:
     rows: tuple[tuple[str, str, str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The finished runs of an arm, without those that diverged."""
-
-    arm: Arm
-    runs: list[dict[str, Any]]
-    diverged: int
-
-    def given(self) -> Cell:
-        """Average accuracy over all tasks after the last, with the task given."""
-        return Cell.of(fmean(run["accuracy"]) for run in self.runs)
-
-    def inferred(self, group: int) -> Cell:
-        """The same with the task inferred by the default method from groups of this size."""
-        whole = [run.get("class_incremental") for run in self.runs]
-        if all(each is not None and each["group"] == group for each in whole):
-            return Cell.of(fmean(each["accuracy"]) for each in whole if each is not None)
-        return self.probed("shortlist", group, 1)
-
-    def probed(self, method: str, group: int, what: int, at: int = -1) -> Cell:
-        """The fraction of right tasks (what = 0) or right classes (1) in a probe of task inference."""
-        return Cell.of(run["inference"][at]["rates"][method][str(group)][what] for run in self.runs)
-
-    def used(self) -> Cell:
-        """The fraction of weights used after the last task."""
-        return Cell.of(run["used"][-1] for run in self.runs)
-
-
-def measure(config: Config, arm: Arm, results: Results) -> Measured:
-    """The seeds of an arm."""
-    runs = [results[arm.job(seed).key] for seed in range(config.seeds)]
-    good = [run for run in runs if "diverged" not in run]
-    return Measured(arm, good, len(runs) - len(good))
-
-
 def compose(config: Config, results: Results, out: Path, story: Story) -> Findings:
     """Draw the figures into `out/figures` and write the page, the table and the summary."""
     everything = [measure(config, arm, results) for arm in arms(config)]
     measured = [m for m in everything if m.runs]
-    table = main_table(config, measured, story, sum(m.diverged for m in everything))
-    notes = " ".join(sorted({run["note"] for m in measured for run in m.runs if run["note"]}))
-    figures = out / "figures"
-    sections = [
+    lost = [text for m in everything for text in m.diverged]
+    table = main_table(config, measured, story, len(lost))
+    notes = " ".join(sorted({run["note"] for run in results.values() if run["note"]}))
+    page = Page(
+        title=story.title,
+        intro=f"{story.intro}\n\n{run_note(config)} {notes}".strip(),
+        sections=[*sections(config, measured, table, out / "figures"), *diverged_section(lost)],
+        config=plain(asdict(config)),
+        versions=read_json(out / "versions.json"),
+        paper_reference=story.paper,
+        stats=stats(config, measured) if measured else [],
+    )
+    return Findings(page, table, summary(config, everything))
+
+
+def sections(config: Config, measured: Sequence[Measured], table: Table, figures: Path) -> list[Section]:
+    """What the runs that came to their end show; without any, the table alone."""
+    if not measured:
+        return [Section("Accuracy and capacity", "No run came to its end.", tables=[table])]
+    return [
         curves_section(measured, table, figures),
         *(matrix_section(m, figures) for m in measured[-1:] if config.matrix),
         inference_section(config, measured, figures),
     ]
-    page = Page(
-        title=story.title,
-        intro=f"{story.intro}\n\n{run_note(config)} {notes}".strip(),
-        sections=sections,
-        config=plain(asdict(config)),
-        versions=read_json(out / "versions.json"),
-        paper_reference=story.paper,
-        stats=stats(config, measured),
-    )
-    return Findings(page, table, summary(config, measured))
+
+
+def diverged_section(lost: Sequence[str]) -> list[Section]:
+    """Which runs diverged, and how; nothing if none did."""
+    return [Section("Diverged", "\n\n".join(lost))] if lost else []
 
 
 def run_note(config: Config) -> str:
@@ -96,32 +74,34 @@ def run_note(config: Config) -> str:
 
 def main_table(config: Config, measured: Sequence[Measured], story: Story, diverged: int) -> Table:
     """One row per arm, then the paper's; the scenario of every number is in the heading."""
-    group, single = max(config.groups), 1 in config.groups
+    group, single, known = max(config.groups), 1 in config.groups, compared(config)
     columns: list[str | Column] = [
         "", "lr",
         Column(GIVEN, "max", 2, percent=True),
         Column(f"{INFERRED}, {group} images", "max", 2, percent=True),
         *([Column(f"{INFERRED}, 1 image", "max", 1, percent=True)] if single else []),
+        *([Column(name, None, 2, percent=True) for name in ("forgetting", "backward transfer")] if known else []),
         Column("weights used", "min", 1, percent=True),
     ]  # fmt: skip
     rows: list[list[str | Cell | None]] = []
     for m in measured:
         inferred = [m.inferred(group), *([m.inferred(1)] if single else [])]
-        rows.append([m.arm.label, f"{rate(config, m.arm.alpha):.3g}", m.given(), *inferred, m.used()])
+        kept = [m.forgetting(), m.backward_transfer()] if known else []
+        rows.append([m.arm.label, f"{rate(config, m.arm.alpha):.3g}", m.given(), *inferred, *kept, m.used()])
     for label, given, inferred_paper, used in story.rows:
-        rows.append([label, "", given, inferred_paper, *([""] if single else []), used])
+        rows.append([label, "", given, inferred_paper, *[""] * (single + 2 * known), used])
     lost = f" {diverged} runs diverged." if diverged else ""
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
-        f"Class-incremental: it is inferred from so many images by the default method, and must be right.{lost}"
+        "Class-incremental: it is inferred from so many images by the default method, and must be right."
+        f"{FORGOTTEN if known else ''}{lost}"
     )
     return Table("All tasks, after the last", columns, rows, caption)
 
 
 def curves_section(measured: Sequence[Measured], table: Table, figures: Path) -> Section:
     """Average accuracy and used weights against the number of tasks."""
-    averages = [_curve(m, [_running_mean(run["accuracy"]) for run in m.runs]) for m in measured]
-    used = [_curve(m, [run["used"] for run in m.runs]) for m in measured]
+    averages, used = [m.averages() for m in measured], [m.used_weights() for m in measured]
     across = "tasks learned"
     text = (
         "Left: the average over all tasks learned so far, each with its own sub-network. Nothing changes once it is "
@@ -183,30 +163,3 @@ def stats(config: Config, measured: Sequence[Measured]) -> list[Stat]:
         Stat("task inferred", f"{best.inferred(group).mean:.2%}", f"from {group} images, {INFERRED}"),
         Stat("weights used", f"{best.used().mean:.1%}", f"after {config.tasks} tasks"),
     ]
-
-
-def summary(config: Config, measured: Sequence[Measured]) -> dict[str, Any]:
-    """The numbers of the report as plain data."""
-    group = max(config.groups)
-    return {
-        "tasks": config.tasks,
-        "arms": [
-            {
-                "label": m.arm.label, "method": m.arm.method, "alpha": m.arm.alpha, "lr": rate(config, m.arm.alpha),
-                "seeds": len(m.runs), "diverged": m.diverged,
-                GIVEN: m.given().mean, INFERRED: m.inferred(group).mean, "group": group, "used": m.used().mean,
-                "accuracy": _curve(m, [_running_mean(run["accuracy"]) for run in m.runs]).mean.tolist(),
-                "used_weights": _curve(m, [run["used"] for run in m.runs]).mean.tolist(),
-                "inference": m.runs[0]["inference"],
-            }
-            for m in measured
-        ],
-    }  # fmt: skip
-
-
-def _curve(m: Measured, values: list[list[float]]) -> Curve:
-    return Curve(m.arm.label, m.arm.alpha, list(range(1, len(values[0]) + 1)), values, m.arm.method == "packnet")
-
-
-def _running_mean(values: Sequence[float]) -> list[float]:
-    return [fmean(values[: i + 1]) for i in range(len(values))]
