@@ -138,7 +138,9 @@ def infer(
     """
     check_how(method, group, candidates)
     nets.masks.check(0)
-    parts = torch.split(x, group or max(1, len(x)))
+    if not len(x):
+        return torch.zeros(0, dtype=torch.long)
+    parts = torch.split(x, group or len(x))
     sizes = torch.tensor([len(part) for part in parts])
     chosen = torch.stack([METHODS[method](nets, part, candidates) for part in parts])
     return _decide(nets, x, columns, chosen, sizes).repeat_interleave(sizes)
