@@ -166,15 +166,31 @@ def test_three_hundred_tasks(tmp_path: Path) -> None:
 
 
 def test_packnet_takes_its_share_of_every_layer_among_free_weights() -> None:
-    ours = learner("packnet", tasks=4)
+    ours = learner("packnet", tasks=5, steps=10)  # layers of 384, 1024 and 96 weights
     assert isinstance(ours, PackNet)
-    for t in range(4):
+    shares: dict[str, list[int]] = {name: [] for name in ours.nets.masters}
+    for t in range(5):
         ours.learn(toy_task(t))
         for name, owner in ours.nets.masks.owner.items():
-            assert int((owner == t).sum()) == owner.numel() // 4, name
+            shares[name].append(int((owner == t).sum()))
         assert ours.nets.masks.mask(t) == ~ours.nets.masks.free()
-    with pytest.raises(ValueError, match="made for tasks=4, got one more"):
-        ours.learn(toy_task(4))
+    assert shares["fc1.weight"] == [76, 77, 77, 77, 77]
+    assert shares["fc2.weight"] == [204, 205, 205, 205, 205]
+    assert shares["fc3.weight"] == [19, 19, 19, 19, 20]
+    with pytest.raises(ValueError, match="made for tasks=5, got one more"):
+        ours.learn(toy_task(5))
+
+
+def test_packnet_needs_a_weight_per_task_in_every_layer() -> None:
+    with pytest.raises(ValueError, match="tasks must be at most 96, the number of weights of 'fc3.weight', got 97"):
+        learner("packnet", tasks=97)
+
+
+def test_a_network_that_is_nearly_full_says_so_once() -> None:
+    ours = learner(grid=(0.995,), gamma=0.1, steps=2)
+    with pytest.warns(UserWarning, match=r"toy 0: only 0\.5% of the weights are free for the tasks to come"):
+        ours.learn(toy_task(0))
+    ours.learn(toy_task(1))
 
 
 def test_efficient_packnet_reuses_weights_of_earlier_tasks() -> None:
@@ -309,6 +325,105 @@ def test_an_unknown_task_is_named() -> None:
     ours.learn(toy_task(0))
     with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*got 3"):
         ours.predict(x, 3)
+
+
+@every_masking
+def test_arguments_of_predict_are_checked_with_and_without_a_task(method: str) -> None:
+    ours = learner(method, steps=2)
+    ours.learn(toy_task(0))
+    x = toy_task(0).test().x
+    for task in (None, 0):
+        with pytest.raises(ValueError, match="method must be one of .*, got 'magic'"):
+            ours.predict(x, task, method="magic")
+        with pytest.raises(ValueError, match="group must be at least 1, got -1"):
+            ours.predict(x, task, group=-1)
+        with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
+            ours.predict(x, task, candidates=0)
+        for unknown in (0.0, 7.0):
+            with pytest.raises(ValueError, match=rf"unknown must be in \(0, 1\], .*, got {unknown}"):
+                ours.predict(x, task, unknown=unknown)
+
+
+@pytest.mark.parametrize("labels", ["task", "stream"])
+@every_method
+def test_no_inputs_get_no_answers(method: str, labels: str) -> None:
+    ours = learner(method, model=mlp_of(2 * CLASSES), labels=labels, steps=2)
+    ours.learn(toy_task(0))
+    x = toy_task(0).test().x[:0]
+    for found in (ours.predict(x), ours.predict(x, 0)):
+        assert [tuple(column.shape) for column in found] == [(0,)] * 3
+        assert found.label.dtype == found.task.dtype == torch.long
+    if method != "naive":
+        assert len(ours.predict(x, unknown=0.5, group=4).task) == 0
+
+
+@pytest.mark.parametrize("labels", ["task", "stream"])
+def test_the_naive_learner_names_the_tasks_it_knows(labels: str) -> None:
+    ours = learner("naive", model=mlp_of(2 * CLASSES), labels=labels, steps=110)
+    x = toy_task(0).test().x
+    for task in (None, 0):
+        with pytest.raises(ValueError, match=f"task must be learned first: none is yet, got {task}"):
+            ours.predict(x, task)
+    asked = []
+    ours.learn(toy_task(0), lambda phase, step, loss: asked.append(ours.predict(x, 0).label))
+    assert asked
+    with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*, got -1"):
+        ours.predict(x, -1)
+    if labels == "stream":
+        with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*, got 1"):
+            ours.predict(x, 1)
+    else:  # forward transfer
+        assert (ours.predict(x, 1).task == 1).all()
+
+
+@every_method
+def test_tasks_come_in_the_order_of_their_indices(method: str) -> None:
+    ours = learner(method, steps=2)
+    with pytest.raises(ValueError, match="toy 5: expected the task with index 0, got 5"):
+        ours.learn(toy_task(5))
+    ours.learn(toy_task(0))
+    with pytest.raises(ValueError, match="toy 0: expected the task with index 1, got 0"):
+        ours.learn(toy_task(0))
+
+
+class AnySize(nn.Module):
+    """Images of any size, pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def images(size: int, index: int) -> Any:
+    generator = torch.Generator().manual_seed(index)
+    x = torch.randn(64, 1, size, size, generator=generator) + torch.arange(64)[:, None, None, None] % 2
+    return make_task((x, torch.arange(64) % 2), index=index)
+
+
+def test_inputs_of_different_sizes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ours, again = (learner(model=AnySize(), steps=20) for _ in range(2))
+    for t, size in enumerate((8, 12, 8)):
+        ours.learn(images(size, t))
+    ours.save(tmp_path / "l")
+    again.load(tmp_path / "l")
+    for each in (ours, again):
+        assert (each.predict(images(12, 1).test().x).task == 1).all()
+        assert set(each.predict(images(8, 0).test().x, group=1).task.tolist()) <= {0, 2}
+        with pytest.raises(ValueError, match=r"expected inputs of 64, 144 numbers each, .*, got \(5, 1, 9, 9\)"):
+            each.predict(images(9, 0).test().x[:5])
+
+
+def test_inputs_of_one_number_each() -> None:
+    torch.manual_seed(0)
+    ours = learner(model=nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, CLASSES)), steps=10)
+    for t in range(2):
+        x = torch.arange(60) % 10 + 10 * t
+        ours.learn(make_task((x, x % 3), index=t))
+    assert (ours.predict(torch.arange(10)).task == 0).all()
 
 
 def test_an_unreachable_target_takes_the_densest_and_says_so() -> None:

@@ -99,6 +99,16 @@ def test_searches_agree_with_linear_on_real_training(search: str) -> None:
     assert second.evaluations <= 5
 
 
+def test_a_performance_below_zero_may_fall_by_its_own_fraction() -> None:
+    # -1 for the dense network, then for 90%, 50% and 10% of the weights; γ = 0.7 allows for more than -1.3
+    performance = iter((-1.0, -1.0, -1.25, -1.35))
+    ours = learner(
+        search="linear", gamma=0.7, grid=(0.9, 0.5, 0.1), steps=2, retrain_steps=0, score=lambda *_: next(performance)
+    )
+    ours.learn(toy_task(0))
+    assert ours.nets.masks.used() == pytest.approx(0.5, abs=0.01)
+
+
 def test_removal_costs_of_a_quadratic_by_hand() -> None:
     # logits = (w, 0): p = σ(w); L = -log σ(w), ∂L/∂w = p - 1, Fisher = p(1 - p)
     w = nn.Parameter(torch.tensor([[2.0]]))

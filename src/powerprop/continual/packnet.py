@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import search as searches
-from powerprop.continual.infer import infer
-from powerprop.continual.strategy import WEIGHTS, OptimizerFactory, Progress, Strategy, evaluating, in_parts
+from powerprop.continual.infer import check_how, infer
+from powerprop.continual.strategy import WEIGHTS, OptimizerFactory, Progress, Strategy, evaluating, in_parts, no_answers
 from powerprop.continual.subnets import Subnetworks, Weights
 from powerprop.continual.task import Prediction, Task, entropy
 from powerprop.continual.taylor import loss_increase, removal_costs
@@ -26,6 +26,8 @@ __all__ = ["EfficientPackNet", "PackNet"]
 Score = Callable[[Tensor, Tensor], float]
 """Performance from (outputs, targets), higher is better."""
 
+NEARLY_FULL = 0.01
+"""With fewer weights than this fraction free, a task can hardly learn."""
 TAYLOR_BATCHES = 8
 DRAWN_LABELS = 3
 """The purpose of the random labels of the Taylor estimate."""
@@ -35,9 +37,10 @@ class PackNet(Strategy):
     """Every task gets the same share of the weights (Mallya & Lazebnik, 2018).
 
     Of each layer, 1/T of the weights: the largest among those that no earlier task uses. The sub-network of a task has
-    these and the weights of all tasks before it. The rest is pruned and the share trained again.
+    these and the weights of all tasks before it. The rest is pruned and the share trained again. Where T does not
+    divide the n weights of a layer, ⌊(t + 1)n/T⌋ of them are in use after task t, so that none is left over.
 
-    tasks: the number of tasks T, which must be known.
+    tasks: the number of tasks T, which must be known; every layer needs as many weights.
     retrain_steps: after pruning; by default half of the training steps.
     Further arguments are those of `Strategy`.
     """
@@ -57,6 +60,9 @@ class PackNet(Strategy):
         self.share, self.retrain_steps = tasks, _steps(retrain_steps, self.steps)
         self.nets = Subnetworks(model, self.optimizer, self.heads)
         self.parts["masks"] = self.nets
+        for name, master in self.nets.masters.items():
+            if tasks > (weights := master.param.numel()):
+                raise ValueError(f"tasks must be at most {weights}, the number of weights of {name!r}, got {tasks}")
 
     def begin_task(self, task: Task) -> None:
         """All weights are used, the free ones are trained."""
@@ -80,11 +86,18 @@ class PackNet(Strategy):
     def logits(self, x: Tensor, task: int | None) -> Tensor:
         return subnetwork_logits(self, x, task)
 
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "total_tasks": self.share}
+
     def _share(self) -> Masks:
         free = self.nets.masks.free()
         theta = {n: m.theta().abs() for n, m in self.nets.masters.items()}
-        largest = {n: top_k(t.masked_fill(~free[n], -1.0), _count(free[n], self.share)) for n, t in theta.items()}
-        return ~free | Masks(largest)
+        return ~free | Masks({n: top_k(t.masked_fill(~free[n], -1.0), self._count(t)) for n, t in theta.items()})
+
+    def _count(self, weight: Tensor) -> int:
+        """What the current task gets of a weight: the shares of all tasks add up to the whole."""
+        before, after = (t * weight.numel() // self.share for t in (self.current, self.current + 1))
+        return after - before
 
 
 class EfficientPackNet(Strategy):
@@ -94,7 +107,8 @@ class EfficientPackNet(Strategy):
     performance. They are trained again where no earlier task uses them, then protected for good; the weights that no
     task uses are initialised again. The number of tasks need not be known.
 
-    gamma: the fraction of the dense network's validation performance that the sub-network must exceed.
+    gamma: the fraction of the dense network's validation performance that the sub-network must exceed; one below zero
+        may fall by the same fraction of its size.
     search: "linear" (the paper), "binary" (a fixed number of evaluations) or "taylor" (from a second-order estimate).
     grid: kept fractions to choose from, dense first.
     distribution: "global" ranks the weights of all layers together, "uniform" keeps the same fraction of each.
@@ -141,7 +155,10 @@ class EfficientPackNet(Strategy):
 
     def end_task(self, task: Task, batches: Batches, progress: Progress | None = None) -> None:
         """Find the sub-network, retrain it, protect it, and initialise the free weights again."""
+        before = self.nets.masks.free().density()
         settle(self, self.find_masks(task, batches), batches, progress)
+        if (free := self.nets.masks.free().density()) < NEARLY_FULL <= before:
+            warnings.warn(f"{task.name}: only {free:.1%} of the weights are free for the tasks to come", stacklevel=2)
 
     def predict(self, x: Tensor, task: int | None = None, **how: Any) -> Prediction:
         return answer(self, x, task, **how)
@@ -154,12 +171,13 @@ class EfficientPackNet(Strategy):
         scores = {n: m.theta().abs() for n, m in self.nets.masters.items()}
         x, y = task.validation()
         dense = self._performance(self.nets.theta(), x, y)
+        least = dense * (self.gamma if dense >= 0 else 2 - self.gamma)
         self.evaluations = 0
 
         def passes(i: int) -> bool:
             self.evaluations += 1
             found = self._performance(self.nets.masked(self._kept(scores, i)), x, y)
-            return found > self.gamma * dense or found >= dense
+            return found > least or found >= dense
 
         count = len(self.grid)
         if self.search == "taylor":
@@ -187,7 +205,7 @@ class EfficientPackNet(Strategy):
         with evaluating(self.model):
             costs = removal_costs(weights, lambda x: self.outputs(x, self.current), some, generator)
         increase = loss_increase(costs, scores, self.grid, self.distribution != "global")
-        allowed = (1 - self.gamma) * dense * math.log(max(2, len(self._classes)))
+        allowed = (1 - self.gamma) * abs(dense) * math.log(max(2, len(self._classes)))
         return sum(1 for value in increase if value <= allowed) - 1
 
 
@@ -218,14 +236,24 @@ def answer(
     method, group, candidates: how the task is inferred, see `infer`.
     unknown: inputs (groups of them) whose entropy exceeds this fraction of its maximum are of task -1.
     """
+    check_how(method, group, candidates)
+    if unknown is not None and not 0 < unknown <= 1:
+        raise ValueError(f"unknown must be in (0, 1], a fraction of the largest entropy, got {unknown}")
+    learner.nets.masks.check(0 if task is None else task)
+    if not len(x):
+        return no_answers(learner.device)
     if task is not None:
         return in_task(learner, x, task)
-    tasks = infer(learner.nets, x, learner.own_classes, method, group, candidates)
+    whole = in_tasks(learner, x, infer(learner.nets, x, learner.own_classes, method, group, candidates))
+    return whole if unknown is None else flag_unknown(whole, unknown, group)
+
+
+def in_tasks(learner: PackNet | EfficientPackNet, x: Tensor, tasks: Tensor) -> Prediction:
+    """The class of every input within its task, in the order of the inputs; one pass for each task."""
     rows = {t: (tasks == t).nonzero()[:, 0] for t in sorted(set(tasks.tolist()))}
     found = [in_task(learner, x[of_task.to(x.device)], t) for t, of_task in rows.items()]
     order = torch.cat(list(rows.values())).argsort()
-    whole = Prediction(*(torch.cat(column)[order.to(column[0].device)] for column in zip(*found, strict=True)))
-    return whole if unknown is None else flag_unknown(whole, unknown, group)
+    return Prediction(*(torch.cat(column)[order.to(column[0].device)] for column in zip(*found, strict=True)))
 
 
 def in_task(learner: PackNet | EfficientPackNet, x: Tensor, task: int) -> Prediction:
@@ -245,10 +273,6 @@ def flag_unknown(prediction: Prediction, threshold: float, group: int | None) ->
 def accuracy(logits: Tensor, y: Tensor) -> float:
     """The fraction classified correctly."""
     return float((logits.argmax(1) == y).double().mean())
-
-
-def _count(free: Tensor, tasks: int) -> int:
-    return min(free.numel() // tasks, int(free.count_nonzero()))
 
 
 def _steps(retrain_steps: int | None, steps: int) -> int:

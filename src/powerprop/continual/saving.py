@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from powerprop.files import write_atomically
 
-__all__ = ["read_learner", "write_learner"]
+__all__ = ["check_settings", "check_shapes", "read_learner", "write_learner"]
 
 FORMAT = "powerprop-learner-1"
 
@@ -37,3 +38,18 @@ def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {n: file.get_tensor(n) for n in file.keys()}, json.loads(metadata[FORMAT])  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+
+
+def check_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """A learner goes on as it began; what an older file does not tell is not compared."""
+    for name, value in own.items():
+        if saved.get(name, value) != value:
+            raise ValueError(f"the saved learner has {name} {saved[name]!r}, this one has {value!r}")
+
+
+def check_shapes(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """The same names with the same shapes, or an error with all that differ."""
+    there, here = ({(n, tuple(t.shape)) for n, t in tensors.items()} for tensors in (saved, own))
+    if there != here:
+        only = [dict(sorted(one - other)) for one, other in ((there, here), (here, there))]
+        raise ValueError(f"of the weights that differ the saved learner has {only[0]}, this one has {only[1]}")

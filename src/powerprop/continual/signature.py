@@ -16,28 +16,59 @@ class Signatures:
     """The mean input of every task, and the variance within tasks; as many numbers per task as an input has.
 
     The distance of some inputs to a task is that of their mean to the task's, coordinate by coordinate in units of the
-    standard deviation within tasks. It costs no pass through the network, whatever the number of tasks.
+    standard deviation within tasks. It costs no pass through the network, whatever the number of tasks. Inputs of
+    another size, such as larger images, are infinitely far away.
     """
 
     def __init__(self) -> None:
-        self.means = torch.zeros(0, 0)
-        self.variance = torch.zeros(0)
+        self.sizes: list[int] = []
+        self.means: dict[int, Tensor] = {}
+        self.variance: dict[int, Tensor] = {}
 
     def add(self, x: Tensor) -> None:
         """Take the next task's training inputs, about 5,000 of them, evenly spaced."""
-        some = x[:: max(1, len(x) // SAMPLED)].flatten(1).float().cpu()
-        variance, mean = torch.var_mean(some, 0, correction=0)
-        known = len(self.means)
-        self.means = mean[None] if not known else torch.cat([self.means, mean[None]])
-        self.variance = variance if not known else self.variance.lerp(variance, 1 / (known + 1))
+        variance, mean = (t.cpu() for t in torch.var_mean(_rows(x[:: max(1, len(x) // SAMPLED)]), 0, correction=0))
+        size, means = len(mean), mean[None]
+        if (known := self.sizes.count(size)) > 0:
+            means = torch.cat([self.means[size], means])
+            variance = self.variance[size].lerp(variance, 1 / (known + 1))
+        self.sizes.append(size)
+        self.means[size], self.variance[size] = means, variance
 
     def distance(self, x: Tensor) -> Tensor:
         """The distance of these inputs, taken as one group, to every task."""
-        spread = self.variance + self.variance.mean() / 100 + torch.finfo(torch.float32).tiny
-        return ((x.flatten(1).float().cpu().mean(0) - self.means).square() / spread).mean(1)
+        mean = _rows(x).mean(0).cpu()
+        size = len(mean)
+        if size not in self.means:
+            known = ", ".join(str(size) for size in sorted(self.means))
+            raise ValueError(f"expected inputs of {known} numbers each, as the tasks have them, got {tuple(x.shape)}")
+        variance = self.variance[size]
+        spread = variance + variance.mean() / 100 + torch.finfo(torch.float32).tiny
+        found = torch.full((len(self.sizes),), torch.inf)
+        found[torch.tensor(self.sizes) == size] = ((mean - self.means[size]).square() / spread).mean(1)
+        return found
 
     def state(self) -> dict[str, Tensor]:
-        return {"signature.means": self.means, "signature.variance": self.variance}
+        means = {f"signature.means.{size}": mean for size, mean in self.means.items()}
+        variance = {f"signature.variance.{size}": tensor for size, tensor in self.variance.items()}
+        return {"signature.sizes": torch.tensor(self.sizes, dtype=torch.long), **means, **variance}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        self.means, self.variance = tensors["signature.means"], tensors["signature.variance"]
+        sizes = tensors.get("signature.sizes")
+        if sizes is None:  # files used to know inputs of one size only
+            tensors = _of_one_size(tensors["signature.means"], tensors["signature.variance"])
+            sizes = tensors["signature.sizes"]
+        self.sizes = sizes.tolist()
+        self.means = {size: tensors[f"signature.means.{size}"] for size in sorted(set(self.sizes))}
+        self.variance = {size: tensors[f"signature.variance.{size}"] for size in self.means}
+
+
+def _rows(x: Tensor) -> Tensor:
+    """One row of numbers per input, whatever its shape."""
+    return (x.flatten(1) if x.ndim > 1 else x[:, None]).float()
+
+
+def _of_one_size(means: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    size = means.shape[1]
+    sizes = torch.full((len(means),), size)
+    return {"signature.sizes": sizes, f"signature.means.{size}": means, f"signature.variance.{size}": variance}

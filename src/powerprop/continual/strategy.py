@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from powerprop.continual.saving import read_learner, write_learner
+from powerprop.continual.saving import check_settings, check_shapes, read_learner, write_learner
 from powerprop.continual.task import Prediction, Task, derived_seed, drawing_from, entropy
 from powerprop.data.batches import Batches
 from powerprop.data.images import Part
@@ -113,6 +114,8 @@ class Strategy:
 
     def open_task(self, task: Task) -> None:
         """Begin a task: the optimiser forgets what it remembers of the last one."""
+        if task.index != self.current:
+            raise ValueError(f"{task.name}: expected the task with index {self.current}, got {task.index}")
         self._classes = tuple(task.classes)
         self.optimizer.base.state.clear()
         self.model.train()
@@ -122,6 +125,7 @@ class Strategy:
         """End a task: from now on it is one of those learned."""
         self.end_task(task, batches, progress)
         self.tasks.append(Learned(task.name, tuple(task.classes)))
+        self._classes = ()
         self.model.eval()
 
     def batches(self, part: Part) -> Batches:
@@ -182,8 +186,12 @@ class Strategy:
         """The task and the class within it of every input; a task that is given is not questioned.
 
         Without a task it is read off the class if the outputs count the classes of the stream; otherwise all tasks
-        share their classes and the task in the answer means nothing.
+        share their classes and the task in the answer means nothing. A task that comes later is answered by the network
+        as it is, which is what forward transfer measures, if the outputs count the classes of a task.
         """
+        self._check_task(task)
+        if not len(x):
+            return no_answers(self.device)
         logits = self.logits(x, task)
         if task is not None:
             logits = self.own_classes(logits, task)
@@ -222,8 +230,16 @@ class Strategy:
 
     def own_classes(self, logits: Tensor, task: int) -> Tensor:
         """The columns of a task's own classes."""
-        classes = self.tasks[task].classes if task < len(self.tasks) else self._classes
+        classes = self.tasks[task].classes if task < len(self.tasks) else self._classes or self.tasks[-1].classes
         return logits[:, list(classes)] if self.labels == "stream" else logits[:, : len(classes)]
+
+    def _check_task(self, task: int | None) -> None:
+        """An error that names the tasks there are, if this one cannot be answered for."""
+        known = self.current + bool(self._classes)  # the one that is being learned has classes too
+        if not self.tasks and (task is None or not known):
+            raise ValueError(f"task must be learned first: none is yet, got {task}")
+        if task is not None and not 0 <= task < (known if self.labels == "stream" else math.inf):
+            raise ValueError(f"task must be in 0..{known - 1} (the tasks learned so far), got {task}")
 
     def _of_stream(self, logits: Tensor) -> Prediction:
         pairs = [(t, label, number) for t, task in enumerate(self.tasks) for label, number in enumerate(task.classes)]
@@ -242,32 +258,39 @@ class Strategy:
         masters = self.optimizer.masters
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items() if n not in masters}
         tensors |= {f"phi/{n}": m.theta() if m.phi is None else m.phi for n, m in masters.items()}
-        data = {"method": type(self).__name__, "alpha": self.optimizer.alpha, "seed": self.seed, "labels": self.labels}
-        data |= {"tasks": [list(task) for task in self.tasks], "records": self.records}
+        data = {**self.settings(), "tasks": [list(task) for task in self.tasks], "records": self.records}
         for name, part in self.parts.items():
             own, data[name] = part.state()
             tensors |= {f"{name}/{key}": tensor for key, tensor in own.items()}
         return tensors, data
 
+    def settings(self) -> dict[str, Any]:
+        """What a saved learner and the one that takes it up must have in common, besides the model."""
+        own = {"method": type(self).__name__, "alpha": self.optimizer.alpha, "seed": self.seed}
+        return own | {"labels": self.labels, "heads": self.heads}
+
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """Take up what `state` gave, in a learner made with the same arguments."""
-        own = self.state()[1]
-        for name in ("method", "alpha", "seed", "labels"):
-            if data[name] != own[name]:
-                raise ValueError(f"the saved learner has {name} {data[name]!r}, this one has {own[name]!r}")
+        """Take up what `state` gave, in a learner made with the same arguments; all of it or nothing."""
+        check_settings(data, self.settings())
+        now, plain = self.state()
+        check_shapes(*({n: t for n, t in each.items() if n.startswith(("model/", "phi/"))} for each in (tensors, now)))
+        before = {n: t.clone() for n, t in now.items()}
+        try:
+            self._take(tensors, data)
+        except Exception:
+            self._take(before, plain)
+            raise
+        self.model.eval()
+
+    def _take(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         self._load_weights(_below("model", tensors), _below("phi", tensors))
         self.tasks = [Learned(name, tuple(classes)) for name, classes in data["tasks"]]
-        self.records = dict(data["records"])
+        self.records, self._classes = dict(data["records"]), ()
         for name, part in self.parts.items():
             part.load_state(_below(name, tensors), data[name])
-        self.model.eval()
 
     @torch.no_grad()
     def _load_weights(self, rest: Mapping[str, Tensor], phi: Mapping[str, Tensor]) -> None:
-        expected = {n: tuple(m.param.shape) for n, m in self.optimizer.masters.items()}
-        found = {n: tuple(t.shape) for n, t in phi.items()}
-        if found != expected:
-            raise ValueError(f"the saved learner has the weights {found}, this one has {expected}")
         self.optimizer.set_masks(None, None)
         self.model.load_state_dict(rest, strict=False)
         for name, master in self.optimizer.masters.items():
@@ -302,6 +325,12 @@ def in_parts(model: nn.Module, outputs: Callable[[Tensor], Tensor], x: Tensor, s
     device = next(model.parameters()).device
     with evaluating(model):
         return torch.cat([outputs(part.to(device)) for part in torch.split(x, size)])
+
+
+def no_answers(device: torch.device) -> Prediction:
+    """The answer to no inputs."""
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    return Prediction(none, none, none.float())
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

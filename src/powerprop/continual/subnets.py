@@ -90,8 +90,8 @@ class Subnetworks:
 
         inputs: those that the task was trained on, for its signature.
         """
-        self.masks.add(masks, self._strength())
         self.signatures.add(inputs)
+        self.masks.add(masks, self._strength())
         free = self.masks.free()
         for name, master in self.masters.items():
             limit = math.sqrt(3) * self.spread[name]
@@ -179,6 +179,9 @@ class Subnetworks:
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave, after the weights."""
+        if data["threshold"].keys() != self.masters.keys():
+            found, own = sorted(data["threshold"]), sorted(self.masters)
+            raise ValueError(f"the saved learner has masks of {found}, this one shares {own} among tasks")
         self._seen = ()
         self.spread = dict(data["spread"])
         self.signatures.load_state(tensors)
