@@ -320,7 +320,7 @@ CIFAR_PRESETS = {
         tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, every=1,
     ),
     "cpu": Config(
-        task="cifar10", rows=MAIN, columns=("uniform 0.9", "uniform 0.95"), alpha=1.375, lrs=(0.03, 0.1),
+        task="cifar10", rows=MAIN, columns=("uniform 0.9", "uniform 0.95"), alpha=1.375, lrs=(0.03,),
         tune_at="uniform 0.9", seeds=1, steps=300, batch=64, weight_decay=5e-4, validation=1_000, test=4_000,
         every=100,
     ),
