@@ -31,8 +31,6 @@ def parse(column: str) -> tuple[str, float]:
 INTERVALS = {"set": 25, "dsr": 25}
 """Steps between mask updates, 100 in the papers. Where growth is random, a short training needs more tries in fewer
 steps; where gradients choose (RigL, SNFS), the weights they choose need the time to prove themselves."""
-TOP_KAST_INTERVAL = 5
-"""Steps between refreshes; without norms, weights that are trained but not used drift apart."""
 
 
 class Row(NamedTuple):
@@ -49,8 +47,13 @@ class Row(NamedTuple):
     powerprop: bool = False
     backward: float = 0.0
 
-    def make(self, sparsity: float, distribution: str, steps: int, layers: Layers, seed: int) -> Sparsifier | None:
-        """The `sparsify=` object; None for the dense network and for one-shot pruning after training."""
+    def make(
+        self, sparsity: float, distribution: str, steps: int, layers: Layers, seed: int, refresh: int = 100
+    ) -> Sparsifier | None:
+        """The `sparsify=` object; None for the dense network and for one-shot pruning after training.
+
+        refresh: steps between refreshes of Top-KAST's masks.
+        """
         if self.method in ("dense", "oneshot"):
             return None
         shared: dict[str, Any] = {"distribution": distribution, "steps": steps, "layers": layers, "seed": seed}
@@ -58,7 +61,7 @@ class Row(NamedTuple):
             shared["interval"] = INTERVALS[self.method]
         if self.method == "topkast":
             backward = min(self.backward, sparsity)
-            return pp.TopKAST(sparsity, backward_sparsity=backward, interval=TOP_KAST_INTERVAL, **shared)
+            return pp.TopKAST(sparsity, backward_sparsity=backward, interval=refresh, **shared)
         return METHODS[self.method](sparsity, **shared)  # type: ignore[no-any-return]
 
 
