@@ -16,7 +16,8 @@ from powerprop import data
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.runner import run
 from powerprop.experiments.sparse_rows import ROWS, parse
-from powerprop.experiments.sparse_training import MNIST_PRESETS, chosen_lr, finalists, jobs, tuning_job
+from powerprop.experiments.sparse_training import MNIST_PRESETS
+from powerprop.experiments.sparse_tuning import chosen_lr, finalists, jobs, tuning_job
 
 CONFIG = replace(
     MNIST_PRESETS["smoke"],

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,8 @@ from powerprop import data, models
 from powerprop.allocate import Layers
 from powerprop.experiments.base import Experiment, Findings, Job, Results
 from powerprop.experiments.sparse_report import compose
-from powerprop.experiments.sparse_rows import DENSE, ROWS, Row, asked, parse
+from powerprop.experiments.sparse_rows import ROWS, Row, asked, parse
+from powerprop.experiments.sparse_tuning import chosen_lr, column_of, job, jobs
 from powerprop.flops import count_flops
 from powerprop.power import check_alpha
 from powerprop.train import MetricsLog, evaluate, fit
@@ -39,9 +39,6 @@ class Task(NamedTuple):
     last: str
     augment: bool
 
-
-NEAR = 0.003
-"""A rate within this validation accuracy of the best is a finalist."""
 
 TASKS = {
     "mnist": Task("mnist", lambda g: models.lenet_300_100(generator=g), "fc3.weight", False),
@@ -69,8 +66,8 @@ class Config:
         train, test: only the first so many images; 0 means all.
         validation: the last so many training images choose the learning rate.
         every: steps between checkpoints.
-        refresh: steps between refreshes of Top-KAST. Without norms it must be often, because weights that are trained
-            but not used drift apart; with norms, often means that no mask stays long enough to be trained.
+        refresh: steps between refreshes of Top-KAST, 100 in its paper. On LeNet it must be more often, because weights
+            that are trained but not used drift apart.
     """
 
     task: str
@@ -111,74 +108,6 @@ class Config:
 def prepare(config: Config) -> None:
     """Find the data, or download it, before several processes ask for it."""
     data.load(TASKS[config.task].data)
-
-
-def job(config: Config, row: str, column: str, lr: float, seed: int, cycles: int = 1) -> Job:
-    """One training of a row at a column."""
-    distribution, sparsity = parse(column)
-    longer = f"-x{cycles}" if cycles > 1 else ""
-    key = f"{row}-{distribution}{sparsity:g}{longer}-lr{lr:g}-seed{seed}"
-    settings = {"row": row, "distribution": distribution, "sparsity": sparsity, "cycles": cycles}
-    return Job(key, settings | {"lr": lr, "seed": seed})
-
-
-def jobs(config: Config, results: Results) -> list[Job]:
-    """One run of each row at each candidate rate; all seeds of the finalists; then, at the chosen ones, the table."""
-    rows = dict.fromkeys((*config.rows, *config.extended))
-    first = [tuning_job(config, row, lr, 0) for row in rows for lr in config.lrs]
-    if any(j.key not in results for j in first):
-        return first
-    seeds = range(config.seeds)
-    final = [
-        tuning_job(config, row, lr, seed) for row in rows for lr in finalists(config, row, results) for seed in seeds
-    ]
-    tuning = first + final
-    if any(j.key not in results for j in tuning):
-        return _once(tuning)
-    cells = [(row, column, 1) for row in config.rows for column in columns_of(config, row)]
-    longer = [(row, config.tune_at, m) for row in config.extended for m in config.multipliers]
-    chosen = {row: chosen_lr(config, row, results) for row in rows}
-    table = [job(config, r, c, chosen[r], seed, m) for r, c, m in cells + longer for seed in seeds]
-    return _once(tuning + table)
-
-
-def _once(jobs: list[Job]) -> list[Job]:
-    return list({j.key: j for j in jobs}.values())
-
-
-def tuning_job(config: Config, row: str, lr: float, seed: int) -> Job:
-    """A training that takes part in the choice of the rate."""
-    return job(config, row, column_of(row, config.tune_at), lr, seed)
-
-
-def column_of(row: str, column: str) -> str:
-    """The dense row has one column, whatever is asked."""
-    return DENSE if ROWS[row].method == "dense" else column
-
-
-def columns_of(config: Config, row: str) -> tuple[str, ...]:
-    """The columns in which a row has a value."""
-    return (DENSE,) if ROWS[row].method == "dense" else config.columns
-
-
-def finalists(config: Config, row: str, results: Results) -> list[float]:
-    """The rates whose first seed comes near the best: one run and one validation set are noisy judges."""
-    score = {lr: validation(config, row, lr, 0, results) for lr in config.lrs}
-    return [lr for lr in config.lrs if score[lr] >= max(score.values()) - NEAR]
-
-
-def chosen_lr(config: Config, row: str, results: Results) -> float:
-    """The finalist with the best mean validation accuracy over the seeds at the column of the choice."""
-
-    def score(lr: float) -> float:
-        return fmean(validation(config, row, lr, seed, results) for seed in range(config.seeds))
-
-    return max(finalists(config, row, results), key=score)
-
-
-def validation(config: Config, row: str, lr: float, seed: int, results: Results) -> float:
-    """Validation accuracy at the column of the choice; nothing for a run that diverged."""
-    return results[tuning_job(config, row, lr, seed).key].get("validation", 0.0)  # type: ignore[no-any-return]
 
 
 def layer_rules(config: Config, distribution: str) -> Layers:
