@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 import powerprop as pp
 from nets import batch, net, train
+from powerprop.entries import places
 from powerprop.schedules import constant
 from powerprop.sparsify import Method
 from powerprop.sparsify.base import share, top_among
-from powerprop.sparsify.prune import places, top_k
+from powerprop.sparsify.prune import top_k
 from sparse import counts
 
 every_alpha = pytest.mark.parametrize("alpha", [1.0, 2.0])

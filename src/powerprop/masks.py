@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from powerprop.entries import count
 from powerprop.files import write_atomically
 from powerprop.select import Where, select
 
@@ -27,10 +28,10 @@ def pack(mask: Tensor) -> Tensor:
 
 def unpack(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
     """The boolean tensor that `pack` made these bytes from."""
-    count = int(np.prod(shape, dtype=np.int64))
-    if bits.numel() != (count + 7) // 8:
-        raise ValueError(f"a mask of shape {tuple(shape)} packs to {(count + 7) // 8} bytes, got {bits.numel()}")
-    flat = np.unpackbits(bits.cpu().numpy(), count=count).astype(bool)
+    size = int(np.prod(shape, dtype=np.int64))
+    if bits.numel() != (size + 7) // 8:
+        raise ValueError(f"a mask of shape {tuple(shape)} packs to {(size + 7) // 8} bytes, got {bits.numel()}")
+    flat = np.unpackbits(bits.cpu().numpy(), count=size).astype(bool)
     return torch.from_numpy(flat).reshape(tuple(shape))
 
 
@@ -101,7 +102,7 @@ class Masks(Mapping[str, Tensor]):
 
     def count(self) -> int:
         """How many weights are kept."""
-        return sum(int(m.count_nonzero()) for m in self.values())
+        return sum(count(m) for m in self.values())
 
     def density(self) -> float:
         """The fraction of weights kept."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from powerprop.entries import zero_
 from powerprop.masks import Masks, pack, unpack
 from powerprop.master import Master
 from powerprop.power import check_alpha
@@ -183,7 +184,7 @@ class Powerprop(Optimizer):
         param = self.masters[name].param
         for value in self.base.state.get(param, {}).values():
             if isinstance(value, Tensor) and value.shape == param.shape:
-                value.masked_fill_(where.to(value.device), 0)
+                zero_(value, where.to(value.device))
 
     # --- saving -------------------------------------------------------------------------------------------------
 

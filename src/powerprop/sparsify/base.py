@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, overrides
+from powerprop.entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.sparsify.prune import places, top_k, top_k_masks
+from powerprop.sparsify.prune import top_k, top_k_masks
 
 __all__ = ["Method", "active", "from_places", "set_mask", "share", "top_among"]
 
@@ -107,14 +108,14 @@ def set_mask(optimizer: Powerprop, name: str, mask: Tensor) -> None:
     """Use and train these weights alone; the others become zero for good. A layer that keeps all needs no mask."""
     master = optimizer.masters[name]
     changed = active(master) ^ mask
-    wanted = None if int(mask.count_nonzero()) == mask.numel() else mask
+    wanted = None if count(mask) == mask.numel() else mask
     master.set_masks(wanted, wanted, keep=False)
     optimizer.reset_state(name, changed)
 
 
 def top_among(values: Tensor, where: Tensor, k: int) -> Tensor:
     """A mask of the k largest magnitudes among some of the entries; the others take no part in the ranking."""
-    if 2 * int(where.count_nonzero()) > where.numel():
+    if 2 * count(where) > where.numel():
         size = values.abs().flatten().index_fill_(0, places(~where), -1)
         return top_k(size, k).view(where.shape)
     candidates = places(where)

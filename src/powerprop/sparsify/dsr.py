@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from powerprop.entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, constant
 from powerprop.sparsify.base import active, from_places
 from powerprop.sparsify.dynamic import SET, spread_within
-from powerprop.sparsify.prune import places, top_k
+from powerprop.sparsify.prune import top_k
 
 __all__ = ["DSR"]
 
@@ -50,8 +51,8 @@ class DSR(SET):
     def drop(self, masters: Mapping[str, Master]) -> dict[str, Tensor]:
         """All that reach the threshold survive; then the threshold adapts to how many did not."""
         survivors = {n: _reaching(m, self.height) for n, m in masters.items()}
-        before = sum(int(active(m).count_nonzero()) for m in masters.values())
-        dropped = before - sum(int(s.count_nonzero()) for s in survivors.values())
+        before = sum(count(active(m)) for m in masters.values())
+        dropped = before - sum(count(s) for s in survivors.values())
         target = self.rate(self.step) * before
         if dropped < (1 - _TOLERANCE) * target:
             self.height *= 2
@@ -62,7 +63,7 @@ class DSR(SET):
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """The weights lost in all layers, shared out by the number of survivors."""
         lost = super().spread(optimizer, survivors)
-        weight = {n: float(s.count_nonzero()) for n, s in survivors.items()}
+        weight = {n: float(count(s)) for n, s in survivors.items()}
         return spread_within(self.groups, lost, weight, survivors)
 
     def state_dict(self) -> dict[str, Any]:

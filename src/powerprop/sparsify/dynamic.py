@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powerprop.entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, Schedule, cosine, moment, period
 from powerprop.sparsify.base import Method, active, set_mask, share, top_among
-from powerprop.sparsify.prune import places
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -57,8 +57,8 @@ class SET(Method):
 
     def _largest(self, master: Master) -> Tensor:
         mask = active(master)
-        count = int(mask.count_nonzero())
-        return top_among(master.weight.detach(), mask, count - int(count * self.rate(self.step)))
+        kept = count(mask)
+        return top_among(master.weight.detach(), mask, kept - int(kept * self.rate(self.step)))
 
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """How many weights to grow in each layer: as many as it lost."""
@@ -186,7 +186,7 @@ def spread_within(
     counts: dict[str, int] = {}
     for group in groups or []:
         names = [n for n in group if n in survivors]
-        room = {n: survivors[n].numel() - int(survivors[n].count_nonzero()) for n in names}
+        room = {n: survivors[n].numel() - count(survivors[n]) for n in names}
         counts |= share(sum(lost[n] for n in names), {n: weights[n] for n in names}, room)
     return counts
 
@@ -207,7 +207,7 @@ def _mean_size(values: Tensor, mask: Tensor) -> float:
 
 
 def _lost(master: Master, survivors: Tensor) -> int:
-    return int(active(master).count_nonzero()) - int(survivors.count_nonzero())
+    return count(active(master)) - count(survivors)
 
 
 def _checked(fraction: float) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from powerprop.allocate import check_sparsity
+from powerprop.entries import count
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, moment, period
@@ -83,7 +84,7 @@ class TopKAST(Method):
             self._set(optimizer, name, master, forward[name], backward[name] | forward[name])
 
     def _set(self, optimizer: Powerprop, name: str, master: Master, used: Tensor, trained: Tensor) -> None:
-        everything = int(trained.count_nonzero()) == trained.numel()
+        everything = count(trained) == trained.numel()
         if master.trainable is not None or not everything:
             optimizer.reset_state(name, ~trained if master.trainable is None else trained ^ master.trainable)
         master.set_masks(used, None if everything else trained, keep=True)
@@ -99,7 +100,9 @@ class TopKAST(Method):
     def _follow(self, optimizer: Powerprop, stale: Mapping[str, Master]) -> None:
         for name, master in stale.items():
             master.sync()
-            self.decays[name] = Decay(master, self.decay)
+            if name not in self.decays or not self.decays[name].fits(master):
+                self.decays[name] = Decay(master)
+            self.decays[name].follow(master, self.decay)
             master.set_pull(self.decays[name].pull)
         lr = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
         for name, decay in self.decays.items():
@@ -107,17 +110,30 @@ class TopKAST(Method):
 
 
 class Decay:
-    """What a step takes of θ in one layer: see `Master.set_pull`."""
+    """What a step takes of θ in one layer: see `Master.set_pull`. The buffers outlive the masks, which change often."""
 
-    def __init__(self, master: Master, rate: float) -> None:
+    def __init__(self, master: Master) -> None:
         assert master.phi is not None
+        self.rate, self.still, self.pull = (torch.empty_like(master.phi) for _ in range(3))
+
+    def fits(self, master: Master) -> bool:
+        """True if the weight has not moved to another device or layout."""
+        phi = master.phi
+        assert phi is not None
+        return self.pull.device == phi.device and self.pull.stride() == phi.stride() and self.pull.dtype == phi.dtype
+
+    def follow(self, master: Master, rate: float) -> None:
+        """Decay by λ on A and λ/D on the rest of B."""
         used = active(master)
-        trained = torch.ones_like(used) if master.trainable is None else master.trainable
-        density = max(1, int(used.count_nonzero())) / used.numel()
-        shown = used.to(master.phi.dtype)
-        self.rate = trained.to(master.phi.dtype).mul_(rate / density).add_(shown, alpha=rate - rate / density)
-        self.still = shown.sub_(float(master.alpha == 1))
-        self.pull = torch.empty_like(shown)
+        more = rate * used.numel() / max(1, count(used))
+        self.still.copy_(used)
+        if master.trainable is None:
+            self.rate.fill_(more)
+        else:
+            self.rate.copy_(master.trainable).mul_(more)
+        self.rate.add_(self.still, alpha=rate - more)
+        if master.alpha == 1:
+            self.still.sub_(1)
 
     def set(self, lr: float) -> None:
         """Decay at this learning rate from now on."""
