@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerprop.experiments.base import Findings
 from powerprop.experiments.folder import plain
-from powerprop.experiments.sparse_rows import DENSE, ROWS, parse
+from powerprop.experiments.sparse_figures import Found, Logged, extreme, training
+from powerprop.experiments.sparse_rows import DENSE, FULL_STEPS, ROWS, parse
 from powerprop.files import read_json
-from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, lines
+from powerprop.report import Cell, Column, Page, Section, Stat, Table
 
 if TYPE_CHECKING:
     from powerprop.experiments.sparse_training import Config
-
-Found = Callable[..., list[dict[str, Any]]]
-"""found(row, column, cycles=1): the results of its seeds."""
 
 PAIRS = (
     ("rigl", "static"),
@@ -34,15 +32,18 @@ PAPER = (
     "and Iterative pruning, at every sparsity."
 )
 
+EVERY_STEP = "Top-KAST chooses its masks anew after every step"
 
-def compose(config: Config, found: Found, chosen: dict[str, float], out: Path) -> Findings:
+
+def compose(config: Config, found: Found, logged: Logged, chosen: dict[str, float], out: Path) -> Findings:
     """Draw the figures into `out/figures` and write the page, the table and the summary."""
-    table = main_table(config, found)
+    table, figures = main_table(config, found), out / "figures"
     sections = [
-        Section("Test accuracy", "", [Image(extreme(config, found, out), "Static is far below.", wide=True)], [table]),
+        Section("Test accuracy", "", [extreme(config, found, figures)], [table]),
         Section(
             "Who beats whom", "Differences of the means in points; positive is as expected.", [], [duels(config, found)]
         ),
+        Section("During training", "", training(config, logged, figures)),
         Section("Sparsity asked and reached", "", [], [exactness(config, found)]),
     ]
     if config.extended:
@@ -61,11 +62,14 @@ def compose(config: Config, found: Found, chosen: dict[str, float], out: Path) -
 
 
 def note(config: Config) -> str:
-    """What this run did."""
+    """What this run did, and what was shortened."""
     net = {"mnist": "LeNet-300-100 on MNIST", "cifar10": "ResNet-20 on CIFAR-10"}[config.task]
     length = f"{config.steps:,} steps of {config.batch} images"
+    if config.steps < (full := FULL_STEPS[config.task]):
+        length += f" (shortened: a full training has {full:,})"
     measured = f"the first {config.test:,} test images" if config.test else "all test images"
-    return f"This run: {net}, α = {config.alpha:g}, {length}, {config.seeds} seed(s), {measured}."
+    refresh = f"Top-KAST chooses its masks anew every {config.refresh} steps" if config.refresh > 1 else EVERY_STEP
+    return f"This run: {net}, α = {config.alpha:g}, {length}, {config.seeds} seed(s), {measured}. {refresh}."
 
 
 def cell(runs: Sequence[dict[str, Any]], key: str = "test") -> Cell | str:
@@ -98,24 +102,6 @@ def main_table(config: Config, found: Found) -> Table:
         else:
             rows.append([ROWS[row].label, *(cell(found(row, c)) for c in config.columns)])
     return Table("Test accuracy by method and sparsity", columns, rows, "Percent. Dense rows are at 0% sparsity.")
-
-
-def extreme(config: Config, found: Found, out: Path) -> Path:
-    """Accuracy against sparsity, uniform distribution; rows with Powerprop are dashed.
-
-    Static falls so far that beside it the others could not be told apart: it stands in the table alone.
-    """
-    columns = [c for c in config.columns if c.startswith("uniform")]
-    curves = []
-    for row in ("set", "rigl", "iterative", "topkast-0", "pp-iterative", "pp-topkast-0"):
-        runs = [found(row, c) for c in columns] if row in config.rows else []
-        values = [[run["test"] for run in cell_runs if "test" in run] for cell_runs in runs]
-        if values and all(len(v) == config.seeds for v in values):
-            sparsities = [parse(c)[1] for c in columns]
-            per_seed = [[v[seed] for v in values] for seed in range(config.seeds)]
-            curves.append(Curve(ROWS[row].label, None, sparsities, per_seed, dashed=ROWS[row].powerprop))
-    path = out / "figures" / "sparsity.png"
-    return lines(curves, path, "Accuracy against sparsity", "sparsity", "test accuracy", percent=True)
 
 
 def differences(config: Config, found: Found) -> dict[str, list[float | None]]:

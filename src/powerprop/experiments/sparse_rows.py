@@ -15,6 +15,9 @@ from powerprop.sparsify.prune import allocate
 DENSE = "uniform 0"
 """The column of the dense row."""
 
+FULL_STEPS = {"mnist": 32_000, "cifar10": 64_000}
+"""The length of a training that is not shortened."""
+
 
 def parse(column: str) -> tuple[str, float]:
     """The distribution and the sparsity of a column such as "erk 0.9"."""

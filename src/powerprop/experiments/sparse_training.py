@@ -23,11 +23,11 @@ from powerprop import data, models
 from powerprop.allocate import Layers
 from powerprop.experiments.base import Experiment, Findings, Job, Results
 from powerprop.experiments.sparse_report import compose
-from powerprop.experiments.sparse_rows import ROWS, Row, asked, parse
+from powerprop.experiments.sparse_rows import FULL_STEPS, ROWS, Row, asked, parse
 from powerprop.experiments.sparse_tuning import chosen_lr, column_of, job, jobs
 from powerprop.flops import count_flops
 from powerprop.power import check_alpha
-from powerprop.train import MetricsLog, evaluate, fit
+from powerprop.train import MetricsLog, evaluate, fit, read_metrics
 from powerprop.train.parallel import Report
 
 
@@ -224,11 +224,17 @@ def report(config: Config, results: Results, out: Path) -> Findings:
     """Table 1's rows, extended training and the extreme-sparsity figure."""
     chosen = {row: chosen_lr(config, row, results) for row in dict.fromkeys((*config.rows, *config.extended))}
 
-    def found(row: str, column: str, cycles: int = 1) -> list[dict[str, Any]]:
-        keys = [job(config, row, column_of(row, column), chosen[row], seed, cycles).key for seed in range(config.seeds)]
-        return [results[key] for key in keys if key in results]
+    def key(row: str, column: str, cycles: int, seed: int) -> str:
+        return job(config, row, column_of(row, column), chosen[row], seed, cycles).key
 
-    return compose(config, found, chosen, out)
+    def found(row: str, column: str, cycles: int = 1) -> list[dict[str, Any]]:
+        keys = [key(row, column, cycles, seed) for seed in range(config.seeds)]
+        return [results[k] for k in keys if k in results]
+
+    def logged(row: str, column: str) -> list[dict[str, float]]:
+        return read_metrics(out / "jobs" / key(row, column, 1, 0) / "metrics.jsonl")
+
+    return compose(config, found, logged, chosen, out)
 
 
 LEFT_OUT = (
@@ -251,7 +257,7 @@ MNIST_PRESETS = {
     ),
     "paper": Config(
         task="mnist", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
-        tune_at="uniform 0.98", seeds=3, steps=32_000, multipliers=(2, 3, 5), extended=PAIR,
+        tune_at="uniform 0.98", seeds=3, steps=FULL_STEPS["mnist"], multipliers=(2, 3, 5), extended=PAIR,
     ),
 }  # fmt: skip
 
@@ -267,7 +273,7 @@ CIFAR_PRESETS = {
     ),
     "paper": Config(
         task="cifar10", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), tune_at="uniform 0.95",
-        seeds=3, steps=64_000, batch=128, weight_decay=5e-4, warmup=0.05, refresh=100, multipliers=(2, 3, 5),
+        seeds=3, steps=FULL_STEPS["cifar10"], batch=128, weight_decay=5e-4, warmup=0.05, refresh=100, multipliers=(2, 3, 5),
         extended=PAIR,
     ),
 }  # fmt: skip
