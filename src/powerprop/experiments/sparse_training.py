@@ -273,8 +273,8 @@ CIFAR_PRESETS = {
     ),
     "paper": Config(
         task="cifar10", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), tune_at="uniform 0.95",
-        seeds=3, steps=FULL_STEPS["cifar10"], batch=128, weight_decay=5e-4, warmup=0.05, refresh=100, multipliers=(2, 3, 5),
-        extended=PAIR,
+        seeds=3, steps=FULL_STEPS["cifar10"], batch=128, weight_decay=5e-4, warmup=0.05, refresh=100,
+        multipliers=(2, 3, 5), extended=PAIR,
     ),
 }  # fmt: skip
 
