@@ -56,6 +56,20 @@ def train_method(name: str, ranks: Ranks) -> dict[str, Tensor]:
     return {**{n: t.clone() for n, t in model.state_dict().items()}, **masks}
 
 
+def refusal(ranks: Ranks, broadcast: bool = False) -> str:
+    """What `fit` says to ranks with weights of their own, which become those of rank 0 after the optimiser is made."""
+    model = nets.net(seed=ranks.rank)
+    base = torch.optim.SGD(model.parameters(), lr=0.02)
+    optimizer = pp.Powerprop(base, model, 2.0, sparsify=pp.TopKAST(0.7, steps=200))
+    if broadcast:
+        model.load_state_dict(ranks.from_main(model.state_dict()))
+    try:
+        fit(model, optimizer, RankBatches(batches(), ranks), 1, ranks=ranks)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 class Doomed(RankBatches):
     """Kills its own process, as an operator or the kernel would, in the middle of the training."""
 
@@ -103,6 +117,8 @@ def as_rank(folder: Path, task: str) -> None:
         if task == "all":
             for name in METHODS:
                 save_file(train_method(name, ranks), folder / f"{name}-{ranks.rank}.safetensors")
+            (folder / f"apart-{ranks.rank}").write_text(refusal(ranks))
+            (folder / f"late-{ranks.rank}").write_text(refusal(ranks, broadcast=True))
         model = train_resumable(folder, ranks, kill=task == "kill")
         save_file(model.state_dict(), folder / f"final-{ranks.rank}.safetensors")
         (folder / f"world-{ranks.rank}").write_text(f"{ranks.rank} of {ranks.world}")
@@ -143,6 +159,17 @@ def test_two_ranks_are_one_process(whole: Path, name: str) -> None:
         else:
             assert torch.allclose(tensor, alone[key], rtol=1e-4, atol=1e-5), key
             assert not torch.equal(tensor, start[key]), f"{key} was not trained"
+
+
+def test_ranks_that_do_not_start_alike_are_refused(whole: Path) -> None:
+    """Weights that differ, and weights that became alike too late for φ and the masks: every rank hears what to do."""
+    for rank in (0, 1):
+        apart, late = ((whole / f"{name}-{rank}").read_text() for name in ("apart", "late"))
+        assert apart.startswith("the ranks must start alike, but model.0.weight, model.0.bias, ")
+        assert late.startswith("the ranks must start alike, but optimizer.powerprop.weights.0.weight.phi, ")
+        for message in (apart, late):
+            assert message.endswith("seed every rank alike, or broadcast the weights before the optimiser is made")
+    assert refusal(ALONE) == ""
 
 
 def test_a_killed_rank_costs_nothing(whole: Path, tmp_path: Path) -> None:

@@ -80,13 +80,19 @@ class Ranks:
         size = count // self.world
         return slice(self.rank * size, (self.rank + 1) * size)
 
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in their order."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
     def agree(self, value: int, what: str) -> int:
         """The value, if it is the same on all ranks; an error that shows all of them if not."""
-        if self.world > 1:
-            values: list[int] = [0] * self.world
-            dist.all_gather_object(values, value)
-            if len(set(values)) > 1:
-                raise ValueError(f"{what} differs between the ranks: {values}; they must see the same files")
+        values = self.gather(value)
+        if len(set(values)) > 1:
+            raise ValueError(f"{what} differs between the ranks: {values}; they must see the same files")
         return value
 
     def from_main(self, value: T) -> T:

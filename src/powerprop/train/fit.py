@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from powerprop.train.alike import check_alike
 from powerprop.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from powerprop.train.distributed import ALONE, Ranks
 from powerprop.train.log import MetricsLog
@@ -63,12 +64,14 @@ def fit(
             every `eval_every` steps (None: after the last step only).
         progress: called with the step and the latest values whenever something was measured.
         precision: of the forward and backward pass; weights and updates are float32.
-        ranks: the processes that train together, each on its part of the batch. All call `fit` alike and measure
-            together; rank 0 alone writes the checkpoint, and all go on from it. Others need no log.
+        ranks: the processes that train together, each on its part of the batch. All call `fit` alike, with the same
+            weights and the same state of the optimiser, and measure together; rank 0 alone writes the checkpoint, and
+            all go on from it. Others need no log.
 
     Raises:
         NonFiniteError: the loss or a weight is NaN or infinite. Looked at every `log_every` steps and before each
             checkpoint, so that the last good checkpoint is never overwritten.
+        ValueError: the ranks do not start alike.
     """
     _check_positive(steps=steps, checkpoint_every=checkpoint_every, log_every=log_every, eval_every=eval_every or 1)
     device = next(model.parameters()).device
@@ -76,6 +79,7 @@ def fit(
     tally = LossTally(device, ranks)
     parts = {"model": model, "optimizer": optimizer, "batches": batches, "loss": tally, **precision.parts()}
     start = ranks.agree(_resume(checkpoint, parts, log, steps), "the step of the checkpoint")
+    check_alike(model, optimizer, ranks)
     network = ranks.wrap(model)
     latest: dict[str, float] = {}
     model.train()
