@@ -12,7 +12,9 @@ from torch.nn import functional as F
 import powerprop as pp
 from nets import BASES, batch, net, same, train, weights
 from powerprop.power import psi, psi_inverse
+from unseen import UNSEEN
 
+every_unseen = pytest.mark.parametrize("unseen", UNSEEN)
 ALPHAS = [1.0, 1.125, 1.3, 1.5, 2.0, 3.0, 5.0]
 base_and_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 every_base = pytest.mark.parametrize("base", BASES)
@@ -73,6 +75,66 @@ def test_alpha_one_is_the_base_optimiser_bit_for_bit(base: str) -> None:
     losses = train(plain, BASES[base](list(plain.parameters())), 40)
     assert train(wrapped, wrap(wrapped, base, 1.0), 40) == losses
     assert same(plain, wrapped)
+
+
+@every_unseen
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_moves_that_the_version_counter_does_not_show_are_taken_up(unseen: str, alpha: float) -> None:
+    models = net(), net()
+    for model, make in zip(models, UNSEEN[unseen], strict=True):
+        train(model, pp.Powerprop(make(list(model.parameters())), model, alpha), 30)
+    behind, seen = (weights(m) for m in models)
+    assert all(torch.allclose(behind[n], w, rtol=1e-4, atol=1e-5) for n, w in seen.items())
+
+
+@every_unseen
+def test_alpha_one_is_the_base_also_without_the_version_counter(unseen: str) -> None:
+    plain, wrapped = net(), net()
+    make, _ = UNSEEN[unseen]
+    train(plain, make(list(plain.parameters())), 20)
+    train(wrapped, pp.Powerprop(make(list(wrapped.parameters())), wrapped, 1.0), 20)
+    assert same(plain, wrapped)
+
+
+@every_unseen
+def test_half_precision_weights_move_also_without_the_version_counter(unseen: str) -> None:
+    def run(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Tensor:
+        layer = one_weight([4.0, -9.0, 1.0]).bfloat16()
+        optimizer = pp.Powerprop(make(list(layer.parameters())), layer, 2.0)
+        for step in range(10):
+            layer.weight.grad = torch.tensor([[1.0, 2.0, step / 10]]).bfloat16()
+            optimizer.step()
+        return layer.weight.detach()
+
+    behind, seen = (run(make) for make in UNSEEN[unseen])
+    assert torch.allclose(behind, seen, rtol=1e-2)
+    assert (behind < torch.tensor([4.0, -9.0, 1.0])).all()
+
+
+@pytest.mark.parametrize("unseen", ["fused adam", "data", "fresh data"])
+def test_grad_scaler_skips_also_without_the_version_counter(unseen: str) -> None:
+    model = net()
+    optimizer = pp.Powerprop(UNSEEN[unseen][0](list(model.parameters())), model, 2.0)
+    train(model, optimizer, 2)
+    before = weights(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model(batch(0)[0]).sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    assert all(torch.equal(model.state_dict()[n], w) for n, w in before.items())
+
+
+@every_unseen
+def test_weights_that_the_base_no_longer_holds_stay(unseen: str) -> None:
+    model = net()
+    make, _ = UNSEEN[unseen]
+    groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters()}]
+    optimizer = pp.Powerprop(make(groups), model, 1.3)  # type: ignore[arg-type]
+    train(model, optimizer, 5)
+    del optimizer.param_groups[1]
+    before = weights(model)
+    train(model, optimizer, 5, start=5)
+    assert not torch.equal(model[0].weight, before["0.weight"])  # type: ignore[arg-type]
+    assert all(torch.equal(model.state_dict()[n], w) for n, w in before.items() if not n.startswith("0."))
 
 
 @base_and_alpha

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import powerprop as pp
 from nets import BASES, net, same, train, weights
+from unseen import UNSEEN
 
 every_base = pytest.mark.parametrize("base", BASES)
 every_alpha = pytest.mark.parametrize("alpha", [1.0, 1.25, 2.0, 3.0])
@@ -37,6 +38,26 @@ def test_frozen_weights_are_bit_identical(base: str, alpha: float) -> None:
     for name, mask in trainable.items():
         assert torch.equal(now[name][~mask], before[name][~mask]), name
         assert not torch.equal(now[name][mask], before[name][mask]), name
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+@every_alpha
+def test_masks_hold_where_the_version_counter_shows_nothing(unseen: str, alpha: float) -> None:
+    model = net()
+    optimizer = pp.Powerprop(UNSEEN[unseen][0](list(model.parameters())), model, alpha)
+    active, trainable = random_masks(model, 1, 0.6), random_masks(model, 2, 0.5)
+    optimizer.set_masks(active, trainable)
+    before = weights(model)
+    train(model, optimizer, 10)
+    for name, weight in ((n, model.get_parameter(n)) for n in active):
+        assert not weight[~active[name]].any()
+        assert torch.equal(weight[~trainable[name]], before[name][~trainable[name]])
+        both = active[name] & trainable[name]
+        assert not torch.equal(weight[both], before[name][both])
+    optimizer.set_masks(trainable={n: torch.zeros_like(m) for n, m in active.items()})
+    before = weights(model)
+    train(model, optimizer, 3, start=10)
+    assert all(torch.equal(model.get_parameter(n), before[n]) for n in active)
 
 
 @every_base

@@ -18,6 +18,7 @@ from powerprop.allocate import DISTRIBUTIONS
 from powerprop.sparsify.prune import allocate
 from powerprop.train.distributed import leave
 from sparse import METHODS, RANDOM, REDISTRIBUTE, STEPS, counts, sparse
+from unseen import UNSEEN
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_alpha = pytest.mark.parametrize("alpha", [1.0, 2.0])
@@ -42,6 +43,20 @@ def test_asked_sparsity_and_exact_zeros(method: str, alpha: float, base: str) ->
         if step + 1 >= reached:
             assert active.count() == sum(wanted(model, "uniform").values())
             assert method in REDISTRIBUTE or counts(optimizer) == wanted(model, "uniform") or method == "snip"
+
+
+@every_method
+@every_alpha
+@pytest.mark.parametrize("unseen", ["fused adamw", "fresh data"])
+def test_the_sparsity_is_exact_where_the_version_counter_shows_nothing(method: str, alpha: float, unseen: str) -> None:
+    model = net(hidden=20)
+    make, _ = UNSEEN[unseen]
+    sparsify = METHODS[method](sparsity=0.8, steps=20)
+    optimizer = pp.Powerprop(make(list(model.parameters())), model, alpha, sparsify=sparsify)
+    train(model, optimizer, 20)
+    active = optimizer.active
+    assert active.count() == sum(wanted(model, "uniform").values())
+    assert not any(p[~active[n]].any() for n, p in model.named_parameters() if n in active)
 
 
 @every_method

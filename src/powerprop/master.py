@@ -35,7 +35,7 @@ class Master:
         self.pull: Tensor | None = None
         self._chunks: list[Chunk] | None = None
         self._place: tuple[Any, ...] = ()
-        self._version = self._stepped_from = -1
+        self._version = self._stepped_from = self._memory = -1
         self._check()
         if alpha > 1:
             self._derive()
@@ -210,12 +210,8 @@ class Master:
 
     def absorb(self) -> None:
         """After the base optimiser's step: turn its move of the weight into one of φ, and show Ψ(φ) ⊙ active."""
-        if self.weight._version == self._stepped_from:
-            return
-        if self._chunks is None:
-            weight = self.weight.detach()
-            masks = self.active, self.trainable
-            self._chunks = chunks(weight, self.phi, self.factor, *masks, self.pull, linear=self.alpha == 1)
+        if self._chunks is None or self._memory != self.weight.data_ptr():
+            self._chunks = self._cut()
         if self.phi is None:
             for c in self._chunks:
                 if c.active is not None:
@@ -226,10 +222,24 @@ class Master:
                 step(c, self.alpha)
         self._publish()
 
+    def _cut(self) -> list[Chunk]:
+        """Views of all buffers where they are now: optimisers may give a weight other memory (`p.data = ...`)."""
+        if self.proxy is None:
+            self._follow()
+        weight = self.weight.detach()
+        self._memory = weight.data_ptr()
+        masks = self.active, self.trainable
+        return chunks(weight, self.phi, self.factor, *masks, self.pull, linear=self.alpha == 1)
+
     def before_step(self) -> None:
-        """Remember the weight's version, to see whether the base optimiser moves it at all."""
+        """Remember the weight's version, to see whether the base optimiser moves it."""
         self.sync()
         self._stepped_from = self.weight._version
+
+    @property
+    def written(self) -> bool:
+        """True if the weight was surely written to since `before_step`; fused optimisers and `.data` leave no trace."""
+        return self.weight._version != self._stepped_from
 
     # --- saving -------------------------------------------------------------------------------------------------
 

@@ -114,10 +114,15 @@ class Powerprop(Optimizer):
         with self._proxied(closure) as wrapped:
             loss = self.base.step() if wrapped is None else self.base.step(wrapped)
         for master in busy:
-            master.absorb()
+            if master.written or self._has_step(master.param):
+                master.absorb()
         if self.sparsify is not None:
             self.sparsify.after_step(self)
         return loss
+
+    def _has_step(self, param: nn.Parameter) -> bool:
+        """True if the base optimiser holds the parameter and a gradient for it, and so may have moved it unseen."""
+        return param.grad is not None and any(param is p for group in self.base.param_groups for p in group["params"])
 
     @contextmanager
     def _proxied(self, closure: Callable[[], Any] | None = None) -> Iterator[Callable[[], Any] | None]:
