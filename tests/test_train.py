@@ -106,12 +106,67 @@ def test_metrics_are_the_mean_loss_of_each_interval(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if "accuracy" in row] == [20, 40, 53]
 
 
-def test_the_schedule_is_a_factor_of_each_learning_rate() -> None:
+class Rates(torch.optim.SGD):
+    """Notes the learning rates of every step."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.seen: list[list[float]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self.seen.append([group["lr"] for group in self.param_groups])
+        return super().step(closure)
+
+
+def two_rates() -> tuple[nn.Module, Rates]:
     model = nn.Linear(5, 3)
-    groups = [{"params": [model.weight], "lr": 0.5}, {"params": [model.bias], "lr": 2.0}]
-    optimizer = torch.optim.SGD(groups, lr=1.0)
-    fit(model, optimizer, RandomBatches(), 3, schedule=lambda step: 1 / (1 + step))
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5 / 3, 2.0 / 3])
+    return model, Rates([{"params": [model.weight], "lr": 0.5}, {"params": [model.bias], "lr": 2.0}], lr=1.0)
+
+
+def falling(step: int) -> float:
+    return 1 / (1 + step)
+
+
+FELL = [[0.5, 2.0], [0.5 / 2, 2.0 / 2], [0.5 / 3, 2.0 / 3]]
+
+
+def test_the_schedule_is_a_factor_of_each_learning_rate() -> None:
+    model, optimizer = two_rates()
+    fit(model, optimizer, RandomBatches(), 3, schedule=falling)
+    assert optimizer.seen == [pytest.approx(rates) for rates in FELL]
+
+
+def test_a_second_training_has_the_same_rates_again() -> None:
+    model, optimizer = two_rates()
+    fit(model, optimizer, RandomBatches(), 3, schedule=falling)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, optimizer, RandomBatches(stop_at=3), 3, schedule=falling)
+    fit(model, optimizer, RandomBatches(), 3, schedule=falling)
+    assert optimizer.seen == [pytest.approx(rates) for rates in [*FELL, *FELL[:2], *FELL]]
+
+
+def test_rates_changed_between_two_trainings_count() -> None:
+    model, optimizer = two_rates()
+    fit(model, optimizer, RandomBatches(), 3, schedule=falling)
+    optimizer.param_groups[1]["lr"] = 4.0
+    fit(model, optimizer, RandomBatches(), 2, schedule=falling)
+    assert optimizer.seen[3:] == [pytest.approx(rates) for rates in ([0.5, 4.0], [0.25, 2.0])]
+
+
+def test_a_checkpoint_does_not_bring_its_fallen_rates_along(tmp_path: Path) -> None:
+    model, optimizer = two_rates()
+    fit(model, optimizer, RandomBatches(), 3, schedule=falling, checkpoint=tmp_path / "c.pt")
+    model, optimizer = two_rates()
+    fit(model, optimizer, RandomBatches(), 3, schedule=falling, checkpoint=tmp_path / "c.pt")
+    assert optimizer.seen == []
+    fit(model, optimizer, RandomBatches(), 3, schedule=falling)
+    assert optimizer.seen == [pytest.approx(rates) for rates in FELL]
+
+
+def test_without_a_schedule_rates_are_left_alone() -> None:
+    model, optimizer = two_rates()
+    fit(model, optimizer, RandomBatches(), 1, evaluate=lambda _: optimizer.param_groups[0].update(lr=9.0) or {})
+    assert [group["lr"] for group in optimizer.param_groups] == [9.0, 2.0]
 
 
 def test_progress_sees_the_latest_values() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from powerprop.train.log import MetricsLog
 from powerprop.train.precision import FULL, Precision
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Schedule = Callable[[int], float]
 
 
 class BatchSource(Protocol):
@@ -42,7 +44,7 @@ def fit(
     steps: int,
     *,
     loss: Loss = functional.cross_entropy,
-    schedule: Callable[[int], float] | None = None,
+    schedule: Schedule | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 1000,
     log: MetricsLog | None = None,
@@ -58,7 +60,8 @@ def fit(
     Args:
         batches: endless source of (inputs, labels); moved to the model's device here.
         loss: `loss(model(inputs), labels)`.
-        schedule: factor of the learning rates at step 0, 1, …; None leaves them alone.
+        schedule: factor of the learning rates at step 0, 1, …, which afterwards are what they were; None leaves them
+            alone.
         checkpoint: file for model, optimiser, batches, step and log position; it stays after the last step.
         log: receives the mean training loss every `log_every` steps and what `evaluate(model)` returns
             every `eval_every` steps (None: after the last step only).
@@ -75,44 +78,42 @@ def fit(
     """
     _check_positive(steps=steps, checkpoint_every=checkpoint_every, log_every=log_every, eval_every=eval_every or 1)
     device = next(model.parameters()).device
-    rates = [group["lr"] for group in optimizer.param_groups]
-    tally = LossTally(device, ranks)
-    parts = {"model": model, "optimizer": optimizer, "batches": batches, "loss": tally, **precision.parts()}
-    start = ranks.agree(_resume(checkpoint, parts, log, steps), "the step of the checkpoint")
-    check_alike(model, optimizer, ranks)
-    network = ranks.wrap(model)
-    latest: dict[str, float] = {}
-    model.train()
-    for step in range(start + 1, steps + 1):
-        if schedule is not None:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule(step - 1)
-        inputs, labels = next(batches)
-        optimizer.zero_grad()
-        with precision.autocast(device):
-            value = loss(network(inputs.to(device)), labels.to(device))
-        precision.step(value, optimizer)
-        tally.add(value)
+    with _scheduled(optimizer, schedule) as set_rates:
+        tally = LossTally(device, ranks)
+        parts = {"model": model, "optimizer": optimizer, "batches": batches, "loss": tally, **precision.parts()}
+        start = ranks.agree(_resume(checkpoint, parts, log, steps), "the step of the checkpoint")
+        check_alike(model, optimizer, ranks)
+        network = ranks.wrap(model)
+        latest: dict[str, float] = {}
+        model.train()
+        for step in range(start + 1, steps + 1):
+            set_rates(step - 1)
+            inputs, labels = next(batches)
+            optimizer.zero_grad()
+            with precision.autocast(device):
+                value = loss(network(inputs.to(device)), labels.to(device))
+            precision.step(value, optimizer)
+            tally.add(value)
 
-        measured: dict[str, float] = {}
-        if _due(step, steps, log_every):
-            measured["loss"] = tally.take(step)
-        if evaluate is not None and _due(step, steps, eval_every):
-            ranks.broadcast_buffers(model)
-            measured |= evaluate(model)
-        if measured:
-            latest |= measured
-            if log is not None:
-                log.write(step, **measured)
-            if progress is not None:
-                progress(step, latest)
-        if checkpoint is not None and _due(step, steps, checkpoint_every):
-            tally.mean(step)
-            _check_weights(model, step)
-            if ranks.main:
-                save_checkpoint(checkpoint, _state(parts, log, step))
-            ranks.barrier()
-    ranks.broadcast_buffers(model)
+            measured: dict[str, float] = {}
+            if _due(step, steps, log_every):
+                measured["loss"] = tally.take(step)
+            if evaluate is not None and _due(step, steps, eval_every):
+                ranks.broadcast_buffers(model)
+                measured |= evaluate(model)
+            if measured:
+                latest |= measured
+                if log is not None:
+                    log.write(step, **measured)
+                if progress is not None:
+                    progress(step, latest)
+            if checkpoint is not None and _due(step, steps, checkpoint_every):
+                tally.mean(step)
+                _check_weights(model, step)
+                if ranks.main:
+                    save_checkpoint(checkpoint, _state(parts, log, step))
+                ranks.barrier()
+        ranks.broadcast_buffers(model)
 
 
 class LossTally:
@@ -148,6 +149,27 @@ class LossTally:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.total.copy_(state["total"])
         self.count = state["count"]
+
+
+@contextmanager
+def _scheduled(optimizer: Optimizer, schedule: Schedule | None) -> Iterator[Callable[[int], None]]:
+    """A function that sets the learning rates of a step. At the end they are what they were, also after an error.
+
+    Another training with the same optimiser would otherwise take the fallen rates for those to begin with.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+
+    def scale(factor: float) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+
+    if schedule is None:
+        yield lambda step: None
+        return
+    try:
+        yield lambda step: scale(schedule(step))
+    finally:
+        scale(1.0)
 
 
 def _resume(path: str | Path | None, parts: dict[str, Any], log: MetricsLog | None, steps: int) -> int:
