@@ -17,6 +17,9 @@ FORGOTTEN = (
     " Forgetting: the best accuracy that a task ever had minus its last; backward transfer: its last minus the one "
     "right after it was learned; means over all tasks but the last, the task given."
 )
+PROBED = (
+    "It is measured on {} images of each of {} tasks, evenly spaced, and may come out above the average over all tasks."
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def sections(config: Config, measured: Sequence[Measured], table: Table, figures
         return [Section("Accuracy and capacity", "No run came to its end.", tables=[table])]
     return [
         curves_section(measured, table, figures),
-        *(matrix_section(m, figures) for m in measured[-1:] if config.matrix),
+        *([matrix_section(best(measured), figures)] if config.matrix else []),
         inference_section(config, measured, figures),
     ]
 
@@ -91,10 +94,11 @@ def main_table(config: Config, measured: Sequence[Measured], story: Story, diver
     for label, given, inferred_paper, used in story.rows:
         rows.append([label, "", given, inferred_paper, *[""] * (single + 2 * known), used])
     lost = f" {diverged} runs diverged." if diverged else ""
+    part = "" if config.matrix else f" {PROBED.format(config.probe, min(config.probed, config.tasks))}"
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
         "Class-incremental: it is inferred from so many images by the default method, and must be right."
-        f"{FORGOTTEN if known else ''}{lost}"
+        f"{part}{FORGOTTEN if known else ''}{lost}"
     )
     return Table("All tasks, after the last", columns, rows, caption)
 
@@ -127,7 +131,7 @@ def matrix_section(m: Measured, figures: Path) -> Section:
 
 def inference_section(config: Config, measured: Sequence[Measured], figures: Path) -> Section:
     """How often the task is inferred rightly against the size of the group, and at several numbers of tasks."""
-    m = measured[-1]
+    m = best(measured)
     probes = [run["inference"][-1]["rates"] for run in m.runs]
     curves = [
         Curve(method, None, [float(g) for g in groups], [[probe[method][g][0] for g in groups] for probe in probes])
@@ -156,10 +160,14 @@ def inference_table(config: Config, m: Measured) -> Table:
 
 def stats(config: Config, measured: Sequence[Measured]) -> list[Stat]:
     """The numbers at the top of the page."""
-    best = max(measured, key=lambda m: m.given().mean)
-    group = max(config.groups)
+    first, group = best(measured), max(config.groups)
     return [
-        Stat("task given", f"{best.given().mean:.2%}", f"{best.arm.label}, {GIVEN}"),
-        Stat("task inferred", f"{best.inferred(group).mean:.2%}", f"from {group} images, {INFERRED}"),
-        Stat("weights used", f"{best.used().mean:.1%}", f"after {config.tasks} tasks"),
+        Stat("task given", f"{first.given().mean:.2%}", f"{first.arm.label}, {GIVEN}"),
+        Stat("task inferred", f"{first.inferred(group).mean:.2%}", f"from {group} images, {INFERRED}"),
+        Stat("weights used", f"{first.used().mean:.1%}", f"after {config.tasks} tasks"),
     ]
+
+
+def best(measured: Sequence[Measured]) -> Measured:
+    """The arm with the highest average accuracy, the task given."""
+    return max(measured, key=lambda m: m.given().mean)

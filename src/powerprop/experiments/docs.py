@@ -9,6 +9,9 @@ from powerprop.experiments.base import Experiment, Findings
 from powerprop.files import replacing
 from powerprop.report import Image, Section
 
+LONG = 25
+"""Lists of more values than this are shortened."""
+
 
 def write_docs(
     found: dict[str, Findings], experiments: dict[str, Experiment], preset: str, docs: Path, out: Path
@@ -35,9 +38,16 @@ def page_markdown(findings: Findings, folder: Path) -> str:
     parts = [f"# {page.title}", page.intro, page.paper_reference]
     parts += [part for section in page.sections for part in section_markdown(section, folder)]
     made_with = ", ".join(f"{name} {value}" for name, value in page.versions.items() if value)
-    settings = ", ".join(f"{name} {value}" for name, value in page.config.items())
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in page.config.items())
     parts += ["## Settings", settings, made_with]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _short(value: object) -> object:
+    """A long list as its ends and its length: `config.json` has the rest."""
+    if not isinstance(value, list | tuple) or len(value) <= LONG:
+        return value
+    return f"[{value[0]}, {value[1]}, …, {value[-1]}] ({len(value)} values)"
 
 
 def section_markdown(section: Section, folder: Path) -> list[str]:
