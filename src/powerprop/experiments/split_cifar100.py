@@ -17,8 +17,8 @@ PRESETS = {
         validation=500, test=16, matrix=False, groups=(1, 8), probe=8, probed=2,
     ),
     "cpu": Config(
-        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.75), lr=0.1, seeds=1, steps=300,
-        retrain_steps=150, gamma=0.99, magnitude=0.02, decay=("retraining",), clip=1.0,
+        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.75), lr=0.1, seeds=1, steps=200,
+        retrain_steps=100, gamma=0.99, magnitude=0.02, decay=("retraining",), clip=1.0,
         spread=0.5, search="binary", validation=2_500,
     ),
     "paper": Config(
