@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from torch import nn
 
 from powerprop.cli import main
 from powerprop.data import DataCorrupt, DataNotFound
@@ -25,7 +26,7 @@ from powerprop.data.crops import MEAN, STD, centre_crop, random_box, random_resi
 from powerprop.data.imagenet import Folder, find_pictures
 from powerprop.data.loader import PictureBatches, epoch_order, evaluation_batches
 from powerprop.data.shards import Shards, write_shard
-from powerprop.experiments import EXPERIMENTS, runner
+from powerprop.experiments import EXPERIMENTS, imagenet, runner
 from powerprop.experiments.base import RunError
 from powerprop.experiments.imagenet import (
     EPOCHS,
@@ -38,9 +39,13 @@ from powerprop.experiments.imagenet import (
     make_optimizer,
     prepare,
     rate_factor,
+    run_job,
 )
-from powerprop.experiments.imagenet_cells import EXTREME, TABLE_1, TABLE_2, cell
+from powerprop.experiments.imagenet_cells import EXTREME, TABLE_1, TABLE_2, Cell, cell
 from powerprop.experiments.imagenet_costs import Costs
+from powerprop.experiments.imagenet_figures import curves
+from powerprop.experiments.imagenet_report import diverged, summary, table_one
+from powerprop.experiments.imagenet_results import collect
 from powerprop.models import resnet50
 from powerprop.train.distributed import Ranks
 
@@ -467,6 +472,40 @@ def test_smoke(at_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     before = (tmp_path / "jobs" / "dense-seed0" / "result.json").stat().st_mtime_ns
     assert main(arguments) == 0
     assert (tmp_path / "jobs" / "dense-seed0" / "result.json").stat().st_mtime_ns == before
+
+
+ITERATIVE = replace(PRESETS["smoke"], cells=("iterative uniform 0.9",), alphas=(), seeds=2, every=100)
+
+
+def test_a_job_that_diverged_is_done(at_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the ranking of weights meets the NaN before the training loop looks for one."""
+
+    def broken(config: Config, this: Cell, seed: int) -> nn.Module:
+        model = build(config, this, seed)
+        nn.init.constant_(model.layer1[0].conv1.weight, torch.nan)
+        return model
+
+    monkeypatch.setattr(imagenet, "build", broken)
+    result = run_job(ITERATIVE, jobs(ITERATIVE, {})[0], tmp_path, lambda done, values: None)
+    assert result.keys() == {"diverged"}
+    assert result["diverged"].startswith("scores must be finite numbers to rank them, got ")
+
+
+def test_the_report_shows_what_diverged(tmp_path: Path, costs: Costs) -> None:
+    """Every reason is on the page; a cell without any seed left says so in the table."""
+    good, lost = {"accuracy": 0.5, "sparsity": 0.9, "kept": {}}, {"diverged": "the loss is nan at step 7"}
+    first, second = (job.key for job in jobs(ITERATIVE, {}))
+    one, all_ = (
+        collect(ITERATIVE, cell("iterative uniform 0.9"), {first: seed, second: lost}, tmp_path)
+        for seed in (good, lost)
+    )
+    assert (one.accuracy, one.folders) == (0.5, [tmp_path / "jobs" / first])
+    assert diverged([one])[0].text == "iterative uniform 0.9, seed 1: the loss is nan at step 7"
+    assert len(all_.diverged) == 2
+    assert diverged([]) == []
+    assert table_one([all_]).rows == [["Iterative pruning", "diverged", "73.7 ± 0.14"]]
+    assert curves([all_], tmp_path) == []
+    assert [(c["runs"], c["diverged"]) for c in summary([one, all_], costs)["cells"]] == [(1, 1), (0, 2)]
 
 
 def test_jobs_with_worker_processes_run_in_turn() -> None:

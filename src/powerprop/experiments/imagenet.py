@@ -10,6 +10,7 @@ that the pipeline works and how the methods compare there, nothing about ImageNe
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ from powerprop.experiments.imagenet_measure import measure, score
 from powerprop.experiments.imagenet_report import report
 from powerprop.experiments.sparse_rows import ROWS
 from powerprop.select import select
-from powerprop.train import MetricsLog, NonFiniteError, fit
+from powerprop.train import MetricsLog, fit
 from powerprop.train.distributed import current_ranks, local_device
 from powerprop.train.parallel import Report
 from powerprop.train.precision import PRECISIONS, Precision
@@ -156,7 +157,7 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     train, val = pictures(config)
     try:
         train_cell(config, this, seed, model, train, val, folder, report)
-    except NonFiniteError as error:
+    except FloatingPointError as error:  # from the loop, or from a method that ranks weights and meets NaN first
         return {"diverged": str(error)}
     return measure(config, this, model, train, val, folder)
 
@@ -211,25 +212,23 @@ def train_cell(
     """Train to the last step, from the checkpoint in the folder if there is one."""
     ranks, device, steps = current_ranks(), local_device(), length(config, this)
     batches = PictureBatches(train, config.batch, config.crop, seed, device=device, ranks=ranks, loaders=config.loaders)
-    log = MetricsLog(folder / "metrics.jsonl") if ranks.main else None
-    fit(
-        model,
-        make_optimizer(config, this, seed, model),
-        batches,
-        steps,
-        loss=partial(functional.cross_entropy, label_smoothing=config.smoothing),
-        schedule=lambda step: rate_factor(config, step, steps),
-        checkpoint=folder / "checkpoint.pt",
-        checkpoint_every=config.every,
-        log=log,
-        evaluate=lambda model: {"accuracy": score(config, model, val).accuracy},
-        eval_every=max(1, steps // config.evaluations),
-        progress=lambda step, values: report(step / steps, {"step": step, **values}),
-        precision=Precision(config.precision, device.type),
-        ranks=ranks,
-    )
-    if log is not None:
-        log.close()
+    with MetricsLog(folder / "metrics.jsonl") if ranks.main else nullcontext() as log:
+        fit(
+            model,
+            make_optimizer(config, this, seed, model),
+            batches,
+            steps,
+            loss=partial(functional.cross_entropy, label_smoothing=config.smoothing),
+            schedule=lambda step: rate_factor(config, step, steps),
+            checkpoint=folder / "checkpoint.pt",
+            checkpoint_every=config.every,
+            log=log,
+            evaluate=lambda model: {"accuracy": score(config, model, val).accuracy},
+            eval_every=max(1, steps // config.evaluations),
+            progress=lambda step, values: report(step / steps, {"step": step, **values}),
+            precision=Precision(config.precision, device.type),
+            ranks=ranks,
+        )
 
 
 TINY = Config(

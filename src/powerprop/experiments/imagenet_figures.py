@@ -14,7 +14,7 @@ from powerprop.train import read_metrics
 
 
 def curves(measured: Sequence[Measured], figures: Path) -> list[Image]:
-    """Accuracy during training, first seed."""
+    """Accuracy during training, first seed; nothing if no training of a single length came to its end."""
     drawn = []
     for m in measured:
         if m.folders and m.cell.times == 1:
@@ -22,6 +22,8 @@ def curves(measured: Sequence[Measured], figures: Path) -> list[Image]:
             steps, values = [row["step"] for row in rows], [row["accuracy"] for row in rows]
             name = m.label if m.cell.oneshot else f"{m.label} {column(m.cell)}"
             drawn.append(Curve(name, None, steps, values, dashed=m.cell.alpha == 1))
+    if not drawn:
+        return []
     path = lines(drawn, figures / "training.png", "Accuracy during training", "step", "accuracy", percent=True)
     return [Image(path, "Validation accuracy, first seed; dashed without Powerprop.", wide=True)]
 

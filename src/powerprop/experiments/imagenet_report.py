@@ -38,6 +38,7 @@ def report(config: Config, results: Results, out: Path) -> Findings:
         Section("Extended training (table 2)", EXTENDED, [], [table_two(measured)]),
         *oneshot(measured, figures),
         Section("Sparsity and cost", COSTS, [], [cost_table(measured, costs)]),
+        *diverged(measured),
     ]
     page = Page(
         title="Sparse training on ImageNet" if comparable(config) else "The ImageNet pipeline on ten small classes",
@@ -146,6 +147,12 @@ def cost_table(measured: Sequence[Measured], costs: Costs) -> Table:
     return Table("Sparsity and FLOPs", columns, rows, note)
 
 
+def diverged(measured: Sequence[Measured]) -> list[Section]:
+    """Which trainings diverged, and how; nothing if none did."""
+    lost = [text for m in measured for text in m.diverged]
+    return [Section("Diverged", "\n\n".join(lost))] if lost else []
+
+
 def stats(measured: Sequence[Measured]) -> list[Stat]:
     """The numbers at the top: what Powerprop adds to the method alone, where both were run."""
     at = {m.cell.name: m for m in measured if m.runs}
@@ -163,7 +170,8 @@ def summary(measured: Sequence[Measured], costs: Costs) -> dict[str, Any]:
     return {
         "cells": [
             {
-                "cell": m.cell.name, "label": m.label, "runs": len(m.runs), "accuracy": [r["accuracy"] for r in m.runs],
+                "cell": m.cell.name, "label": m.label, "runs": len(m.runs), "diverged": len(m.diverged),
+                "accuracy": [r["accuracy"] for r in m.runs],
                 "paper": TABLE_1.get(m.cell.name, TABLE_2.get(m.cell.name, ("", None))[0] or None),
                 "sparsity": [r["sparsity"] for r in m.runs],
                 "training_flops": costs.training(m.cell, m.runs[0]["kept"]) if m.runs else None,

@@ -21,11 +21,12 @@ MARKS = {"topkast-0": "*", "topkast-50": "†"}
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell with the results of its seeds, without those that diverged."""
+    """A cell with the results of its seeds, and what became of those that diverged."""
 
     cell: Cell
     runs: list[dict[str, Any]]
     folders: list[Path]
+    diverged: list[str]
 
     @property
     def label(self) -> str:
@@ -57,7 +58,9 @@ def column(this: Cell) -> str:
 
 
 def collect(config: Config, this: Cell, results: Results, out: Path) -> Measured:
-    """The seeds of a cell that did not diverge."""
+    """The seeds of a cell."""
     keys = [f"{this.key}-seed{seed}" for seed in range(config.seeds)]
     good = [key for key in keys if "diverged" not in results[key]]
-    return Measured(this, [results[key] for key in good], [out / "jobs" / key for key in good])
+    reasons = [results[key].get("diverged") for key in keys]
+    lost = [f"{this.name}, seed {seed}: {reason}" for seed, reason in enumerate(reasons) if reason is not None]
+    return Measured(this, [results[key] for key in good], [out / "jobs" / key for key in good], lost)
