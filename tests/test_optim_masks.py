@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import powerprop as pp
-from nets import BASES, net, same, train, weights
+from nets import BASES, batch, net, same, train, weights
 from unseen import UNSEEN
 
 every_base = pytest.mark.parametrize("base", BASES)
@@ -142,6 +143,26 @@ def test_masks_are_part_of_the_checkpoint(base: str, alpha: float) -> None:
     assert resumed.trainable == trainable
     train(again, resumed, 10, start=10)
     assert same(model, again)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_lbfgs_minimises_over_the_trainable_weights_alone(frozen: bool) -> None:
+    model = net()
+    optimizer = pp.Powerprop(torch.optim.LBFGS(model.parameters(), max_iter=10), model, 1.0)
+    masks = random_masks(model, 1, 0.5)
+    optimizer.set_masks(None if frozen else masks, masks)
+    before = weights(model)
+    x, y = batch(0, 64)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(4)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(torch.equal(model.get_parameter(n)[~m], before[n][~m]) for n, m in masks.items())
 
 
 def test_reset_state_zeroes_only_the_asked_entries() -> None:

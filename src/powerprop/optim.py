@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -72,6 +73,7 @@ class Powerprop(Optimizer):
         self.base, self.model, self.where, self.sparsify = optimizer, model, where, sparsify
         self.masters: dict[str, Master] = {}
         self._alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
+        self._asks_for_closure = _asks_for_closure(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         if sparsify is not None:
@@ -111,6 +113,8 @@ class Powerprop(Optimizer):
         busy = [m for m in self.masters.values() if not m.idle]
         for master in busy:
             master.before_step()
+        if closure is not None and self._asks_for_closure:
+            closure = _confined(closure, busy)
         with self._proxied(closure) as wrapped:
             loss = self.base.step() if wrapped is None else self.base.step(wrapped)
         for master in busy:
@@ -248,6 +252,25 @@ def _evaluated(closure: Callable[[], Any] | None) -> tuple[Any, Callable[[], Any
         first = closure()
     known = [first]
     return first, lambda: known.pop() if known else closure()
+
+
+def _asks_for_closure(optimizer: Optimizer) -> bool:
+    """True if a step cannot do without a closure: such optimisers (LBFGS) evaluate it several times in one step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _confined(closure: Callable[[], Any], masters: list[Master]) -> Callable[[], Any]:
+    """The closure, with gradients of trainable weights alone, lest its next evaluation see moves that masks undo."""
+
+    def confined() -> Any:
+        loss = closure()
+        for master in masters:
+            if master.trainable is not None and master.param.grad is not None:
+                zero_(master.param.grad, ~master.trainable)
+        return loss
+
+    return confined
 
 
 def _lend_gradients(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
