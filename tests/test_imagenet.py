@@ -397,6 +397,12 @@ def test_iterative_pruning_runs_from_20_to_80_percent_every_2000_of_32000() -> N
     assert (method.first, method.last, method.every) == (6_400, 25_600, 2_000)
 
 
+@pytest.mark.parametrize("row", ["set", "dsr", "snfs", "rigl"])
+def test_masks_move_every_100_steps(row: str) -> None:
+    this = cell(f"{row} uniform 0.9")
+    assert make_optimizer(narrow((this.name,)), this, 0, build(narrow(()), this, 0)).sparsify.interval == 100
+
+
 @pytest.mark.parametrize("name", TABLE_2)
 def test_brackets_of_table_2(name: str, costs: Costs) -> None:
     """Ours within 3% of the printed FLOPs; uniform 90% as printed counts the first convolution as sparse.

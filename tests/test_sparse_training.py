@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 import standin
-from powerprop import data
+from powerprop import data, models
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.runner import run
 from powerprop.experiments.sparse_rows import ROWS, parse
-from powerprop.experiments.sparse_training import MNIST_PRESETS
+from powerprop.experiments.sparse_training import MNIST_PRESETS, Config, make_optimizer
 from powerprop.experiments.sparse_tuning import chosen_lr, finalists, jobs, tuning_job
 
 CONFIG = replace(
@@ -66,6 +66,15 @@ def test_the_rate_of_a_row_is_chosen_in_two_rounds() -> None:
     assert third == {
         f"rigl-{cell}-lr0.1-seed{seed}" for cell in ("erk0.9", "uniform0.9-x3") for seed in range(CONFIG.seeds)
     }
+
+
+@pytest.mark.parametrize(("config", "steps"), [(MNIST_PRESETS["cpu"], 25), (MNIST_PRESETS["paper"], 100)])
+def test_random_growth_has_an_interval_of_its_own(config: Config, steps: int) -> None:
+    """Shorter in a short training, the papers' 100 steps in a full one; where gradients choose it is always these."""
+    settings = {"lr": 0.1, "sparsity": 0.9, "distribution": "uniform", "seed": 0}
+    for row, interval in {"set": steps, "pp-set": steps, "dsr": steps, "rigl": 100, "snfs": 100}.items():
+        optimizer = make_optimizer(config, models.lenet_300_100(), ROWS[row], settings, 1000)
+        assert optimizer.sparsify.interval == interval, row
 
 
 def test_columns() -> None:

@@ -31,9 +31,8 @@ def parse(column: str) -> tuple[str, float]:
     return distribution, sparsity
 
 
-INTERVALS = {"set": 25, "dsr": 25}
-"""Steps between mask updates, 100 in the papers. Where growth is random, a short training needs more tries in fewer
-steps; where gradients choose (RigL, SNFS), the weights they choose need the time to prove themselves."""
+RANDOM_GROWTH = ("set", "dsr")
+"""Methods that try weights at random; those that gradients choose (RigL, SNFS) need time to prove themselves."""
 
 
 class Row(NamedTuple):
@@ -51,17 +50,25 @@ class Row(NamedTuple):
     backward: float = 0.0
 
     def make(
-        self, sparsity: float, distribution: str, steps: int, layers: Layers, seed: int, refresh: int = 100
+        self,
+        sparsity: float,
+        distribution: str,
+        steps: int,
+        layers: Layers,
+        seed: int,
+        refresh: int = 100,
+        regrow: int = 100,
     ) -> Sparsifier | None:
         """The `sparsify=` object; None for the dense network and for one-shot pruning after training.
 
         refresh: steps between refreshes of Top-KAST's masks.
+        regrow: steps between mask updates where growth is random.
         """
         if self.method in ("dense", "oneshot"):
             return None
         shared: dict[str, Any] = {"distribution": distribution, "steps": steps, "layers": layers, "seed": seed}
-        if self.method in INTERVALS:
-            shared["interval"] = INTERVALS[self.method]
+        if self.method in RANDOM_GROWTH:
+            shared["interval"] = regrow
         if self.method == "topkast":
             backward = min(self.backward, sparsity)
             return pp.TopKAST(sparsity, backward_sparsity=backward, interval=refresh, **shared)

@@ -70,6 +70,8 @@ class Config:
         warmup: the fraction of the steps in which the learning rate rises linearly to its full value.
         refresh: steps between refreshes of Top-KAST, 100 in its paper. In short trainings at high rates it must be
             more often, because weights that are trained but not used drift apart.
+        regrow: steps between mask updates where growth is random (SET, DSR), 100 in the papers. A short training needs
+            more tries in fewer steps.
     """
 
     task: str
@@ -91,6 +93,7 @@ class Config:
     every: int = 1000
     warmup: float = 0.0
     refresh: int = 5
+    regrow: int = 100
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -148,7 +151,9 @@ def make_optimizer(config: Config, model: nn.Module, row: Row, settings: dict[st
         model.parameters(), settings["lr"], momentum=config.momentum, weight_decay=config.weight_decay
     )
     rules = layer_rules(config, settings["distribution"])
-    method = row.make(settings["sparsity"], settings["distribution"], steps, rules, settings["seed"], config.refresh)
+    method = row.make(
+        settings["sparsity"], settings["distribution"], steps, rules, settings["seed"], config.refresh, config.regrow
+    )
     return pp.Powerprop(base, model, config.alpha if row.powerprop else 1.0, sparsify=method)
 
 
@@ -254,6 +259,7 @@ MNIST_PRESETS = {
     "cpu": Config(
         task="mnist", rows=SHORT, columns=("uniform 0.95", "uniform 0.98", "uniform 0.99"), alpha=1.5,
         lrs=(0.05, 0.1, 0.2, 0.4), tune_at="uniform 0.98", seeds=3, steps=10_000, weight_decay=5e-4,
+        regrow=25,
     ),
     "paper": Config(
         task="mnist", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
