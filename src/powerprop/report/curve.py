@@ -19,6 +19,9 @@ Array = NDArray[np.float64]
 MARKED_POINTS = 30
 """Curves of at most this many points carry markers."""
 
+LEADER = {"arrowstyle": "-", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
+"""The line from the end of a curve to the left edge of its label."""
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -117,7 +120,7 @@ def end_labels(axes: Axes, curves: Sequence[Curve], scale: float = 1.0) -> None:
         axes.annotate(
             curve.label, xy=(1.0, start), xytext=(1.035, place), xycoords="axes fraction", textcoords="axes fraction",
             color=style.darker(colour), fontsize=9, fontweight="bold", va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 1, "shrinkB": 1},
+            arrowprops={**LEADER, "color": colour},
         )  # fmt: skip
 
 
