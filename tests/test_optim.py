@@ -189,6 +189,25 @@ def test_where_that_matches_nothing_is_an_error() -> None:
         wrap(net(), where="encoder.*")
 
 
+@pytest.mark.parametrize(
+    ("optimised", "model", "where", "message"),
+    [
+        (
+            net(),
+            net(),
+            None,
+            r"no weight to give alpha to: .*where=None.*: 0\.weight, 0\.bias, .*does it hold this model's",
+        ),
+        (nn.LSTM(2, 3), nn.LSTM(2, 3), None, r"where=None.*: weight_ih_l0, weight_hh_l0"),
+        (nn.Linear(2, 3), nn.Linear(2, 3), "bias", r"where='bias'.*: weight, bias;"),
+        (nn.Linear(2, 3), nn.ReLU(), None, r"where=None.*: none;"),
+    ],
+)
+def test_nothing_to_give_alpha_to(optimised: nn.Module, model: nn.Module, where: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pp.Powerprop(torch.optim.SGD(optimised.parameters(), lr=0.1), model, where=where)
+
+
 def test_a_layer_of_zeros_is_an_error_that_names_it() -> None:
     model = net()
     nn.init.zeros_(model[4].weight)  # type: ignore[arg-type]
@@ -219,6 +238,17 @@ def test_groups_have_their_own_alpha() -> None:
     groups = [{"params": model[0].parameters(), "alpha": 3.0}, {"params": model[2:].parameters(), "lr": 0.01}]
     optimizer = pp.Powerprop(torch.optim.SGD(groups, lr=0.1), model, alpha=2.0)
     assert {n: m.alpha for n, m in optimizer.masters.items()} == {"0.weight": 3.0, "2.weight": 2.0, "4.weight": 2.0}
+
+
+def test_a_bad_alpha_names_its_group() -> None:
+    model = net()
+    groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "alpha": 0.5}]
+    with pytest.raises(ValueError, match=r"alpha must be a finite number >= 1, got 0\.5 for 'group 1'"):
+        pp.Powerprop(torch.optim.SGD(groups, lr=0.1), model)
+    optimizer = pp.Powerprop(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
+    with pytest.raises(ValueError, match=r"got 0\.25 for 'group 1'"):
+        optimizer.add_param_group({"params": model[4].parameters(), "alpha": 0.25})
+    assert len(optimizer.param_groups) == len(optimizer.masters) == 1
 
 
 def test_group_alpha_does_not_collide_with_rmsprop_s_own() -> None:

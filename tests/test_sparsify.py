@@ -503,15 +503,16 @@ def test_a_method_prints_as_it_was_made() -> None:
     )
 
 
-def test_weights_added_later_stay_dense_and_do_no_harm() -> None:
+@pytest.mark.parametrize("method", [pp.RigL(0.8, steps=40), pp.SNFS(0.8, steps=40), pp.DSR(0.8, steps=40)])
+def test_weights_cannot_be_added_once_the_masks_are_laid_out(method: Method) -> None:
     model = net()
-    for method in (pp.RigL(0.8, steps=40, interval=5), pp.TopKAST(0.8, interval=5)):
-        optimizer = pp.Powerprop(torch.optim.SGD(model[0].parameters(), lr=0.1), model, 1.0, sparsify=method)
-        optimizer.add_param_group({"params": list(model[4].parameters())})
-        train(model, optimizer, 4)
-        assert optimizer.active["4.weight"].all()
-        train(model, optimizer, 4, start=4)
-        assert int(optimizer.active["0.weight"].count_nonzero()) == 14
+    optimizer = pp.Powerprop(torch.optim.SGD(model[0].parameters(), lr=0.1), model, 1.0, sparsify=method)
+    with pytest.raises(ValueError, match=rf"{type(method).__name__} .*cannot take in '4\.weight' later"):
+        optimizer.add_param_group({"params": model[4].parameters()})
+    optimizer.add_param_group({"params": [model[4].bias]})  # type: ignore[list-item]
+    assert [len(g["params"]) for g in optimizer.param_groups] == [2, 1]
+    train(model, optimizer, 4)
+    assert list(optimizer.masters) == ["0.weight"]
 
 
 def test_a_dense_layer_simply_trains() -> None:

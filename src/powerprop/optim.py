@@ -70,12 +70,16 @@ class Powerprop(Optimizer):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         self.alpha = check_alpha(alpha)
-        self.base, self.model, self.where, self.sparsify = optimizer, model, where, sparsify
+        self.base, self.model, self.where = optimizer, model, where
+        self.sparsify: Sparsifier | None = None
         self.masters: dict[str, Master] = {}
         self._alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
         self._asks_for_closure = _asks_for_closure(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
+        if not self.masters:
+            raise ValueError(_nothing_chosen(model, where))
+        self.sparsify = sparsify
         if sparsify is not None:
             sparsify.attach(self)
 
@@ -85,16 +89,33 @@ class Powerprop(Optimizer):
         self.state = self.base.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as for any optimiser; the weights among them get α by the same rule."""
-        if all(param_group is not group for group in self.base.param_groups):
-            self.base.add_param_group(param_group)
-            self._share()
-            param_group = self.base.param_groups[-1]
-        alpha = check_alpha(param_group.get(self._alpha_key, self.alpha), f"group {len(self.param_groups)}")
-        mine = {id(p) for p in param_group["params"]}
-        for name, param in select(self.model, self.where).items():
-            if id(param) in mine and name not in self.masters:
-                self.masters[name] = self._master(name, param, alpha)
+        """Add parameters, as for any optimiser; the weights among them get α by the same rule.
+
+        A sparsifier has laid out its masks by then, so that no more weights can come under it; biases and norms can.
+        """
+        if any(param_group is group for group in self.base.param_groups):
+            self._take_up(param_group)
+            return
+        self.base.add_param_group(param_group)
+        self._share()
+        try:
+            self._take_up(self.base.param_groups[-1])
+        except (TypeError, ValueError):
+            self.base.param_groups.pop()
+            raise
+
+    def _take_up(self, group: dict[str, Any]) -> None:
+        number = [g is group for g in self.base.param_groups].index(True)
+        alpha = check_alpha(group.get(self._alpha_key, self.alpha), f"group {number}")
+        mine = {id(p) for p in group["params"]}
+        chosen = select(self.model, self.where).items()
+        new = {n: p for n, p in chosen if id(p) in mine and n not in self.masters}
+        if new and self.sparsify is not None:
+            raise ValueError(
+                f"{type(self.sparsify).__name__} has its layers and cannot take in {', '.join(map(repr, new))} later: "
+                f"hand all weights to the optimiser before wrapping it, or leave them out through where="
+            )
+        self.masters |= {n: self._master(n, p, alpha) for n, p in new.items()}
 
     def _master(self, name: str, param: nn.Parameter, alpha: float) -> Master:
         if isinstance(param, UninitializedParameter):
@@ -238,6 +259,15 @@ class Powerprop(Optimizer):
 
     def __repr__(self) -> str:
         return f"Powerprop(alpha={self.alpha:g}, {len(self.masters)} weights, base={self.base!r})"
+
+
+def _nothing_chosen(model: nn.Module, where: Where | None) -> str:
+    names = [n for n, _ in model.named_parameters()]
+    shown = ", ".join([*names[:5], *(["..."] if names[5:] else [])])
+    return (
+        f"no weight to give alpha to: the optimiser holds none that where={where!r} chooses among the model's "
+        f"parameters: {shown or 'none'}; does it hold this model's parameters, not a copy's? where= chooses others"
+    )
 
 
 def _or_ones(mask: Tensor | None, param: Tensor) -> Tensor:
