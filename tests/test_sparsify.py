@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -90,10 +91,13 @@ def test_snip_by_hand(alpha: float) -> None:
     assert model["a"].tolist()[0][0] < 8
 
 
-def test_snip_without_a_gradient_is_an_error_that_names_the_layer() -> None:
-    optimizer = sgd(Rows(a=[1.0] * 8), pp.SNIP(0.5))
-    with pytest.raises(ValueError, match=r"SNIP needs the first gradient, but 'a\.weight' has none"):
+def test_snip_without_gradients_says_what_to_do() -> None:
+    model = Rows(a=[1.0] * 8, b=[1.0] * 8)
+    optimizer = sgd(model, pp.SNIP(0.5))
+    with pytest.raises(ValueError, match=r"no weight has one: call backward\(\) before step\(\)"):
         optimizer.step()
+    with pytest.raises(ValueError, match=r"'b\.weight' got none: .* leave it out through where="):
+        push(model, optimizer, a=[1.0] * 8)
 
 
 # --- drop and grow ------------------------------------------------------------------------------------------------
@@ -221,6 +225,20 @@ def test_snfs_gives_no_layer_more_than_it_can_take() -> None:
 def test_snfs_leaves_layers_with_a_rule_of_their_own_their_count() -> None:
     _, optimizer = snfs({"a": [1.0] * 8, "b": [0.0] * 8}, layers={"b.*": 0.5})
     assert (len(on(optimizer)), len(on(optimizer, "b"))) == (4, 4)
+
+
+@pytest.mark.parametrize("method", [pp.RigL, pp.SNFS])
+def test_weights_too_small_for_half_precision_grow_all_the_same(method: Callable[..., Method]) -> None:
+    model = Rows(a=[1.0] * 8).half()
+    optimizer = sgd(model, method(0.5, steps=10, interval=1), 2.0)
+    master = optimizer.masters["a.weight"]
+    before = optimizer.active["a.weight"]
+    master.put(before, torch.full((1, 8), 1e-9))
+    model["a"].grad = (~before).half()
+    optimizer.step()
+    now = optimizer.active["a.weight"]
+    assert not torch.equal(now, before)
+    assert master.theta()[now].abs().tolist() == pytest.approx([1e-9] * 4)
 
 
 def test_snfs_keeps_an_average_where_the_base_optimiser_has_none() -> None:
@@ -448,9 +466,15 @@ def test_rankings_among_some(entries: list[tuple[int, bool]], data: st.DataObjec
         (lambda: pp.Static(0.5, distribution="even"), "distribution must be one of uniform, erk, global, got 'even'"),
         (lambda: pp.SET(0.5), r"stop=0\.75 is a fraction of steps: give steps="),
         (lambda: pp.SET(0.5, steps=0), "steps must be a positive whole number of optimiser steps, got 0"),
+        (lambda: pp.SET(0.5, steps=10.5), r"steps must be a positive whole number of optimiser steps, got 10\.5"),  # type: ignore[arg-type]
         (lambda: pp.SET(0.5, steps=10, fraction=1.5), r"fraction must be in \(0, 1\], got 1\.5"),
-        (lambda: pp.SET(0.5, steps=10, interval=0), "interval must be more than 0 steps, got 0"),
-        (lambda: pp.SET(0.5, steps=10, interval=-3), "interval must be a step .*, got -3"),
+        (
+            lambda: pp.SET(0.5, steps=10, interval=0),
+            "interval must be a positive whole number of optimiser steps, got 0",
+        ),
+        (lambda: pp.SET(0.5, steps=10, interval=-3), "interval must be a positive whole number .*, got -3"),
+        (lambda: pp.SET(0.5, steps=10, interval=0.1), r"interval must be a positive whole number .*, got 0\.1"),  # type: ignore[arg-type]
+        (lambda: pp.TopKAST(0.5, interval=0.1), r"interval must be a positive whole number .*, got 0\.1"),  # type: ignore[arg-type]
         (lambda: pp.RigL(0.5, steps=10, stop=1.5), r"stop must be a step .* or a fraction of steps .*, got 1\.5"),
         (lambda: pp.DSR(0.5, steps=10, threshold=0.0), r"threshold must be more than 0, got 0\.0"),
         (lambda: pp.IterativePruning(0.5), r"start=0\.2 is a fraction of steps: give steps="),
@@ -489,12 +513,33 @@ def test_one_method_serves_one_optimiser() -> None:
     [
         (pp.SET(0.5, steps=10), "the state was saved with method='SET', not 'RigL'"),
         (pp.RigL(0.75, steps=10), r"the state was saved with sparsity=0\.75, not 0\.5"),
+        (pp.RigL(0.5, steps=20), "the state was saved with steps=20, not 10"),
+        (pp.RigL(0.5, steps=10, distribution="erk"), "the state was saved with distribution='erk', not 'uniform'"),
     ],
 )
 def test_the_state_of_another_method_is_refused(other: Method, message: str) -> None:
     state = sgd(Rows(a=KAST), other).state_dict()
     with pytest.raises(ValueError, match=message):
         sgd(Rows(a=KAST), pp.RigL(0.5, steps=10)).load_state_dict(state)
+
+
+def test_the_state_of_a_topkast_that_trained_other_weights_is_refused() -> None:
+    state = sgd(Rows(a=KAST), pp.TopKAST(0.5, backward_sparsity=0.25)).state_dict()
+    with pytest.raises(ValueError, match=r"the state was saved with backward_sparsity=0\.25, not 0\.0"):
+        sgd(Rows(a=KAST), pp.TopKAST(0.5)).load_state_dict(state)
+
+
+def test_older_states_say_less_and_still_load() -> None:
+    state = sgd(Rows(a=KAST), pp.TopKAST(0.5, steps=7)).state_dict()
+    for key in ("steps", "distribution", "backward_sparsity"):
+        del state["powerprop"]["sparsify"][key]
+    sgd(Rows(a=KAST), pp.TopKAST(0.5, backward_sparsity=0.25)).load_state_dict(state)
+
+
+def test_whole_numbers_of_any_kind_are_steps() -> None:
+    methods = pp.SET(0.5, steps=np.int64(40), interval=np.int32(5)), pp.TopKAST(0.5, interval=np.int64(5))  # type: ignore[arg-type]
+    assert [(m.steps, m.interval) for m in methods] == [(40, 5), (None, 5)]
+    assert all(type(m.interval) is int for m in methods)
 
 
 def test_a_method_prints_as_it_was_made() -> None:

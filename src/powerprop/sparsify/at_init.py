@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from powerprop.optim import Powerprop
 from powerprop.sparsify.base import Method, set_mask
 
@@ -32,14 +34,24 @@ class SNIP(Method):
 
     def before_step(self, optimizer: Powerprop) -> bool:
         """The first step becomes the masking."""
+        masks = self.top(_sensitivity(optimizer)) if self.step == 0 else {}
         super().before_step(optimizer)
-        if self.step > 1:
-            return False
-        scores = {}
-        for name, master in optimizer.masters.items():
-            if master.param.grad is None:
-                raise ValueError(f"SNIP needs the first gradient, but {name!r} has none: call backward() before step()")
-            scores[name] = (master.param.grad * master.param).abs()
-        for name, mask in self.top(scores).items():
+        for name, mask in masks.items():
             set_mask(optimizer, name, mask)
-        return True
+        return bool(masks)
+
+
+def _sensitivity(optimizer: Powerprop) -> dict[str, Tensor]:
+    """|w · ∂L/∂w| of every weight."""
+    grads = {n: m.param.grad for n, m in optimizer.masters.items()}
+    if all(grad is None for grad in grads.values()):
+        raise ValueError("SNIP needs the first gradient, but no weight has one: call backward() before step()")
+    scores = {}
+    for name, grad in grads.items():
+        if grad is None:
+            raise ValueError(
+                f"SNIP needs the first gradient of every weight, but {name!r} got none: it is frozen, or takes no part "
+                f"in the loss; leave it out through where="
+            )
+        scores[name] = (grad * optimizer.masters[name].param).abs()
+    return scores

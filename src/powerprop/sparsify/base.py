@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.sparsify.prune import top_k, top_k_masks
 
-__all__ = ["Method", "active", "from_places", "set_mask", "share", "top_among"]
+__all__ = ["Method", "active", "from_places", "set_mask", "share", "top_among", "whole"]
 
 
 @dataclass(eq=False)
@@ -40,8 +41,7 @@ class Method:
         self.sparsity = check_sparsity(self.sparsity)
         if self.distribution not in DISTRIBUTIONS:
             raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
-        if self.steps is not None and not (isinstance(self.steps, int) and self.steps > 0):
-            raise ValueError(f"steps must be a positive whole number of optimiser steps, got {self.steps!r}")
+        self.steps = None if self.steps is None else whole(self.steps, "steps")
         self.step = 0
         self.generator = torch.Generator().manual_seed(self.seed)
         self.groups: list[list[str]] | None = None
@@ -73,17 +73,21 @@ class Method:
 
     def state_dict(self) -> dict[str, Any]:
         """The step and the random numbers' state; the masks are saved with the weights."""
+        return {**self.choices(), "step": self.step, "generator": self.generator.get_state()}
+
+    def choices(self) -> dict[str, Any]:
+        """What must be the same for a saved state to fit."""
         return {
             "method": type(self).__name__,
             "sparsity": self.sparsity,
-            "step": self.step,
-            "generator": self.generator.get_state(),
+            "distribution": self.distribution,
+            "steps": self.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same method and sparsity."""
-        for key, mine in (("method", type(self).__name__), ("sparsity", self.sparsity)):
-            if state[key] != mine:
+        """Go on where `state_dict` was taken, with the same choices; older states hold fewer of them."""
+        for key, mine in self.choices().items():
+            if state.get(key, mine) != mine:
                 raise ValueError(f"the state was saved with {key}={state[key]!r}, not {mine!r}")
         self.step = state["step"]
         self.generator.set_state(state["generator"].cpu())
@@ -97,6 +101,17 @@ class Method:
     def random(self, like: Tensor, low: float = 0.0) -> Tensor:
         """Uniform numbers in [low, 1), drawn on the CPU so that every device and every rank gets the same."""
         return torch.empty(like.shape).uniform_(low, 1.0, generator=self.generator).to(like.device)
+
+
+def whole(steps: int, name: str) -> int:
+    """A number of steps as an int, from any kind of whole number; else an error that repeats it."""
+    try:
+        value = operator.index(steps)
+    except TypeError:
+        value = 0
+    if value < 1:
+        raise ValueError(f"{name} must be a positive whole number of optimiser steps, got {steps!r}")
+    return value
 
 
 def active(master: Master) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor
 from powerprop.entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.schedules import Moment, Schedule, cosine, moment, period
-from powerprop.sparsify.base import Method, active, set_mask, share, top_among
+from powerprop.schedules import Moment, Schedule, cosine, moment
+from powerprop.sparsify.base import Method, active, set_mask, share, top_among, whole
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -41,7 +41,7 @@ class SET(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        period(self.interval, None)
+        self.interval = whole(self.interval, "interval")
         self.last = moment(self.stop, self.steps, "stop")
         self.rate = self.fraction if callable(self.fraction) else self.schedule(_checked(self.fraction))
 
@@ -96,7 +96,9 @@ class SET(Method):
         if master.alpha == 1:
             set_mask(optimizer, name, new)
             return
-        theta = torch.full_like(against, grown_size(master, old, old & ~new)).copysign_(-against)
+        size = grown_size(master, old, old & ~new)
+        wide = torch.promote_types(against.dtype, torch.float32)  # half precision would round a small size to zero
+        theta = torch.full_like(against, size, dtype=wide).copysign_(-against)
         set_mask(optimizer, name, new)
         master.put(new & ~old, theta)
 

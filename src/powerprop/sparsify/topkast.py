@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from powerprop.allocate import check_sparsity
 from powerprop.entries import count
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.schedules import Moment, moment, period
-from powerprop.sparsify.base import Method, active
+from powerprop.schedules import Moment, moment
+from powerprop.sparsify.base import Method, active, whole
 from powerprop.sparsify.prune import top_k_masks
 
 __all__ = ["TopKAST"]
@@ -43,13 +44,14 @@ class TopKAST(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if check_sparsity(self.backward_sparsity, "backward_sparsity") > self.sparsity:
+        self.backward_sparsity = check_sparsity(self.backward_sparsity, "backward_sparsity")
+        if self.backward_sparsity > self.sparsity:
             raise ValueError(
                 f"backward_sparsity must be at most sparsity={self.sparsity:g}, got {self.backward_sparsity!r}"
             )
         if not self.decay >= 0:
             raise ValueError(f"decay must be at least 0, got {self.decay!r}")
-        period(self.interval, None)
+        self.interval = whole(self.interval, "interval")
         self.last = None if self.freeze is None else moment(self.freeze, self.steps, "freeze")
         self.decays: dict[str, Decay] = {}
         self.rates: list[float] = []
@@ -73,6 +75,10 @@ class TopKAST(Method):
         """Choose A and B anew when it is time."""
         if self.step % self.interval == 0 and (self.last is None or self.step < self.last):
             self.refresh(optimizer)
+
+    def choices(self) -> dict[str, Any]:
+        """With the sparsity of B."""
+        return {**super().choices(), "backward_sparsity": self.backward_sparsity}
 
     def refresh(self, optimizer: Powerprop) -> None:
         """A and B by the magnitudes of now. Weights that enter or leave B lose their momentum."""
