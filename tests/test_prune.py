@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import powerprop as pp
 from nets import net
@@ -136,6 +137,15 @@ def test_bad_sparsity_is_repeated_back(bad: float) -> None:
         pp.prune(net(), bad)
     with pytest.raises(ValueError, match=rf"sparsity must be in \[0, 1\), got {bad} for '0\.weight'"):
         pp.prune(net(), 0.5, layers={"0.weight": bad})
+
+
+@pytest.mark.parametrize(("distribution", "layers"), [("uniform", None), ("global", {"1.weight": 0.99})])
+def test_a_layer_that_keeps_nothing_is_worth_a_warning(distribution: str, layers: dict[str, float] | None) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
+    message = r"'1\.weight' keeps none of its 16 weights at sparsity=0\.97.*layers={'1\.weight': \.\.\.}"
+    with pytest.warns(UserWarning, match=message) as caught:
+        pp.prune(model, 0.97, distribution, layers)
+    assert [w.filename for w in caught] == [__file__]
 
 
 def test_unknown_names() -> None:

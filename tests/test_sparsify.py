@@ -501,6 +501,16 @@ def test_a_pattern_that_matches_nothing() -> None:
         sgd(Rows(a=KAST), pp.SNIP(0.5, layers={"conv.*": 0.0}))
 
 
+@pytest.mark.parametrize("method", [pp.RigL(0.97, steps=9), pp.TopKAST(0.97), pp.IterativePruning(0.97, steps=9)])
+def test_a_layer_that_keeps_nothing_is_worth_a_warning(method: Method) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
+    with pytest.warns(UserWarning, match=r"'1\.weight' keeps none of its 16 weights at sparsity=0\.97") as caught:
+        optimizer = sgd(model, method)
+    assert len(caught) == 1
+    model(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+
+
 def test_one_method_serves_one_optimiser() -> None:
     method = pp.Static(0.5)
     sgd(Rows(a=KAST), method)

@@ -212,6 +212,7 @@ def test_layers_without_a_gradient_are_left_alone(method: str) -> None:
         assert torch.equal(model[2].weight, before["2.weight"])  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps none of its")
 @given(
     method=st.sampled_from([m for m in METHODS if m not in ("snip", "iterative")]),
     alpha=st.sampled_from([1.0, 1.5, 3.0]),

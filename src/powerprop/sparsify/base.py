@@ -14,7 +14,7 @@ from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, overrides
 from powerprop.entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.sparsify.prune import top_k, top_k_masks
+from powerprop.sparsify.prune import top_k, top_k_masks, warn_of_empty_layers
 
 __all__ = ["Method", "active", "from_places", "set_mask", "share", "top_among", "whole"]
 
@@ -52,7 +52,9 @@ class Method:
         """Set the first masks. Layers with a rule of their own keep their own count; the rest share one budget."""
         if self.groups is not None:
             raise ValueError(f"this {type(self).__name__} already belongs to an optimiser; make a new one for each")
-        shapes = {n: m.param.shape for n, m in optimizer.masters.items()}
+        weights = {n: m.param for n, m in optimizer.masters.items()}
+        warn_of_empty_layers(weights, self.sparsity, self.distribution, self.layers, stacklevel=3)
+        shapes = {n: w.shape for n, w in weights.items()}
         own = overrides(shapes, self.sparsity, self.layers)
         self.groups = [[n] for n in own] + [[n for n in shapes if n not in own]]
         self.begin(optimizer)

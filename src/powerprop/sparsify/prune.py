@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +15,7 @@ from powerprop.entries import above, count, places
 from powerprop.masks import Masks
 from powerprop.select import Where, select
 
-__all__ = ["allocate", "magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks"]
+__all__ = ["allocate", "magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks", "warn_of_empty_layers"]
 
 
 def top_k(score: Tensor, k: int) -> Tensor:
@@ -61,6 +62,21 @@ def allocate(
         raise ValueError(f"distribution must be one of {', '.join(spread)} here, got {distribution!r}")
     counts = spread[distribution](rest, sparsity)
     return {n: fixed.get(n, counts.get(n, 0)) for n in shapes}
+
+
+def warn_of_empty_layers(
+    weights: Mapping[str, Tensor], sparsity: float, distribution: str, layers: Layers | None, stacklevel: int
+) -> None:
+    """Warn of layers that keep no weight at all; which ones a global ranking empties is not known before it."""
+    shapes = {n: w.shape for n, w in weights.items()}
+    ranked = distribution == "global"
+    counts = overrides(shapes, sparsity, layers) if ranked else allocate(weights, sparsity, distribution, layers)
+    for name in (n for n, keeps in counts.items() if keeps == 0 < weights[n].numel()):
+        warnings.warn(
+            f"{name!r} keeps none of its {weights[name].numel()} weights at sparsity={sparsity:g}, and nothing passes "
+            f"through it; leave it some by layers={{{name!r}: ...}}",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def top_k_masks(
@@ -113,6 +129,7 @@ def prune(
     where: which weights; by default those of all linear, convolutional and attention layers.
     """
     masks = magnitude_masks(model, sparsity, distribution, layers, where)
+    warn_of_empty_layers(masks, sparsity, distribution, layers, stacklevel=2)
     masks.apply(model)
     return masks
 
