@@ -23,7 +23,7 @@ class IterativePruning(Method):
 
     Every layer follows this curve to its own final sparsity. A removed weight never comes back.
 
-    start, stop: when pruning begins and when it is done: steps, or fractions of `steps`. Only steps that are taken count:
+    start, stop: when pruning begins and when it is done: steps, or fractions of `steps`. Only steps taken count:
         leave room after `stop` for those that a `GradScaler` skips, or training ends before the asked sparsity.
     interval: between prunings: steps, or a fraction of `steps`; by default the paper's 2,000 of 32,000.
     """
