@@ -38,7 +38,7 @@ def extreme(config: Config, found: Found, figures: Path) -> Image:
             curves.append(Curve(ROWS[row].label, None, sparsities, per_seed, dashed=ROWS[row].powerprop))
     path = figures / "sparsity.png"
     lines(curves, path, "Accuracy against sparsity", "sparsity", "test accuracy", percent=True)
-    return Image(path, "Static is far below.", wide=True)
+    return Image(path, "Static stands in the table alone.", wide=True)
 
 
 def training(config: Config, logged: Logged, figures: Path) -> list[Image]:
