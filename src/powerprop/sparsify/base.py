@@ -78,13 +78,8 @@ class Method:
         return {**self.choices(), "step": self.step, "generator": self.generator.get_state()}
 
     def choices(self) -> dict[str, Any]:
-        """What must be the same for a saved state to fit."""
-        return {
-            "method": type(self).__name__,
-            "sparsity": self.sparsity,
-            "distribution": self.distribution,
-            "steps": self.steps,
-        }
+        """What must be the same for a saved state to fit; `steps` may differ, to train on for longer."""
+        return {"method": type(self).__name__, "sparsity": self.sparsity, "distribution": self.distribution}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same choices; older states hold fewer of them."""
