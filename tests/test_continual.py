@@ -44,6 +44,20 @@ def test_logits_of_earlier_tasks_are_bit_identical(method: str, optimizer: str, 
 
 
 @every_masking
+def test_frozen_weights_take_no_part_in_clipping(method: str) -> None:
+    ours = learner(method, clip=1e-3)
+    ours.learn(toy_task(0))
+    ours.nets.open()  # type: ignore[attr-defined]
+    ours.step(*toy_task(1).test())
+    norms = [p.grad.norm() for p in ours.model.parameters() if p.grad is not None]
+    assert torch.stack(norms).norm().item() == pytest.approx(1e-3, rel=1e-3)
+    for name, trained in ours.optimizer.trainable.items():
+        grad = ours.model.get_parameter(name).grad
+        assert grad is not None
+        assert not grad[~trained].any()
+
+
+@every_masking
 def test_biases_norms_and_heads_freeze(method: str) -> None:
     ours = learner(method, "adamw", model=NormNet(), heads="out")
     seen: list[torch.Tensor] = []

@@ -66,8 +66,8 @@ class Strategy:
     heads: the name of the submodule whose child "0", "1", … is the output layer of task 0, 1, …; None is a shared one.
     where: which weights get α; by default those of all linear, convolutional and attention layers.
     schedule: factor of the learning rate, given the phase ("training", "retraining") and the fraction of it done.
-    clip: the largest norm of a gradient. A new task starts with the large weights of all tasks before it, so that its
-        first gradients can be far larger than the later ones.
+    clip: the largest norm of the gradient of all that is trained. A new task starts with the large weights of all tasks
+        before it, so that its first gradients can be far larger than the later ones.
     """
 
     def __init__(
@@ -152,10 +152,17 @@ class Strategy:
         loss.backward()  # type: ignore[no-untyped-call]
         self.after_backward()
         if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self._clip(self.clip)
         self.optimizer.step()
         self.after_step()
         return loss.detach()
+
+    def _clip(self, norm: float) -> None:
+        """Frozen weights take no part: their gradients grow with every task and would leave nothing for the others."""
+        for master in self.optimizer.masters.values():
+            if master.trainable is not None and master.param.grad is not None:
+                master.param.grad.mul_(master.trainable)
+        nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     def _set_rates(self, phase: str, done: float) -> None:
         """The rates of the schedule; outside of a phase, those of the optimiser."""
