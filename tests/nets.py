@@ -61,6 +61,18 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, start:
     return losses
 
 
+def closing(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+    """The closure of one batch."""
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
 def weights(model: nn.Module) -> dict[str, Tensor]:
     return {n: t.detach().clone() for n, t in model.state_dict().items()}
 

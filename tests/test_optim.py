@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import powerprop as pp
-from nets import BASES, batch, net, same, train, weights
+from nets import BASES, batch, closing, net, same, train, weights
 from powerprop.power import psi, psi_inverse
 from unseen import UNSEEN
 
@@ -286,29 +286,14 @@ def test_closures(alpha: float) -> None:
     train(plain, wrap(plain, "adam", alpha), 5)
     optimizer = wrap(closed, "adam", alpha)
     for step in range(5):
-        x, y = batch(step)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(closed(x), y)  # noqa: B023
-            loss.backward()
-            return loss
-
-        assert optimizer.step(closure).item() > 0
+        assert optimizer.step(closing(closed, optimizer, *batch(step))).item() > 0
     assert same(plain, closed)
 
 
 def test_lbfgs_which_calls_its_closure_many_times() -> None:
     model = net()
     optimizer = pp.Powerprop(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4), model, alpha=1.5)
-    x, y = batch(0, 64)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
+    closure = closing(model, optimizer, *batch(0, 64))
     before = optimizer.step(closure).item()
     assert closure().item() < before
 

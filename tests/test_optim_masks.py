@@ -6,10 +6,9 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import powerprop as pp
-from nets import BASES, batch, net, same, train, weights
+from nets import BASES, batch, closing, net, same, train, weights
 from unseen import UNSEEN
 
 every_base = pytest.mark.parametrize("base", BASES)
@@ -152,14 +151,7 @@ def test_lbfgs_minimises_over_the_trainable_weights_alone(frozen: bool) -> None:
     masks = random_masks(model, 1, 0.5)
     optimizer.set_masks(None if frozen else masks, masks)
     before = weights(model)
-    x, y = batch(0, 64)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
+    closure = closing(model, optimizer, *batch(0, 64))
     losses = [optimizer.step(closure).item() for _ in range(4)]
     assert losses[-1] < 0.5 * losses[0]
     assert all(torch.equal(model.get_parameter(n)[~m], before[n][~m]) for n, m in masks.items())

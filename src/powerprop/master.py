@@ -241,6 +241,11 @@ class Master:
         """True if the weight was surely written to since `before_step`; fused optimisers and `.data` leave no trace."""
         return self.weight._version != self._stepped_from
 
+    def confine_gradient(self) -> None:
+        """Zero the gradient where the weight is not trained, even if it is NaN or infinite there."""
+        if self.trainable is not None and self.param.grad is not None:
+            self.param.grad.copy_(masked(self.param.grad, self.trainable))
+
     # --- saving -------------------------------------------------------------------------------------------------
 
     def restore(self, phi: Tensor | None, active: Tensor | None, trainable: Tensor | None) -> None:

@@ -296,8 +296,7 @@ def _confined(closure: Callable[[], Any], masters: list[Master]) -> Callable[[],
     def confined() -> Any:
         loss = closure()
         for master in masters:
-            if master.trainable is not None and master.param.grad is not None:
-                zero_(master.param.grad, ~master.trainable)
+            master.confine_gradient()
         return loss
 
     return confined

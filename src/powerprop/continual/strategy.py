@@ -160,8 +160,7 @@ class Strategy:
     def _clip(self, norm: float) -> None:
         """Frozen weights take no part: their gradients grow with every task and would leave nothing for the others."""
         for master in self.optimizer.masters.values():
-            if master.trainable is not None and master.param.grad is not None:
-                master.param.grad.mul_(master.trainable)
+            master.confine_gradient()
         nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     def _set_rates(self, phase: str, done: float) -> None:
