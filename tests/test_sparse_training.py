@@ -16,7 +16,7 @@ from powerprop import data, models
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.runner import run
 from powerprop.experiments.sparse_rows import ROWS, parse
-from powerprop.experiments.sparse_training import MNIST_PRESETS, Config, make_optimizer
+from powerprop.experiments.sparse_training import MNIST_PRESETS, rate, Config, make_optimizer
 from powerprop.experiments.sparse_tuning import chosen_lr, finalists, jobs, tuning_job
 
 CONFIG = replace(
@@ -77,6 +77,11 @@ def test_random_growth_has_an_interval_of_its_own(config: Config, steps: int) ->
         assert optimizer.sparsify.interval == interval, row
 
 
+def test_the_rate_rises_and_falls() -> None:
+    assert [rate(done, 0.0) for done in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.5, 0.0])
+    assert [rate(done, 0.5) for done in (0.0, 0.25, 0.5)] == pytest.approx([0.0, 0.5 * rate(0.25, 0.0), 0.5])
+
+
 def test_columns() -> None:
     assert parse("erk 0.9") == ("erk", 0.9)
     for bad in ("erk", "global 0.9", "uniform 1.2"):
@@ -87,5 +92,7 @@ def test_columns() -> None:
 def test_bad_config() -> None:
     with pytest.raises(ValueError, match="task must be one of mnist, cifar10, got 'svhn'"):
         replace(CONFIG, task="svhn")
+    with pytest.raises(ValueError, match=r"warmup must be in \[0, 1\), a fraction of the steps, got 1\.5"):
+        replace(CONFIG, warmup=1.5)
     with pytest.raises(ValueError, match="row must be one of dense, .*, got 'lottery'"):
         replace(CONFIG, rows=("lottery",))

@@ -104,6 +104,8 @@ class Config:
         for column in (*self.columns, self.tune_at):
             parse(column)
         check_alpha(self.alpha)
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup must be in [0, 1), a fraction of the steps, got {self.warmup!r}")
 
     @property
     def alphas(self) -> tuple[float, ...]:
