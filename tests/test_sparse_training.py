@@ -16,7 +16,7 @@ from powerprop import data, models
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.runner import run
 from powerprop.experiments.sparse_rows import ROWS, parse
-from powerprop.experiments.sparse_training import MNIST_PRESETS, rate, Config, make_optimizer
+from powerprop.experiments.sparse_training import MNIST_PRESETS, Config, make_optimizer, rate
 from powerprop.experiments.sparse_tuning import chosen_lr, finalists, jobs, tuning_job
 
 CONFIG = replace(
