@@ -21,24 +21,31 @@ Logged = Callable[[str, str], list[dict[str, float]]]
 DRAWN = ("dense", "static", "rigl", "iterative", "topkast-0", "pp-iterative", "pp-topkast-0")
 """The rows whose training is drawn: more could not be told apart."""
 
+FAR = 0.05
+"""A row that falls by more than this below all others would hide their differences."""
+
 
 def extreme(config: Config, found: Found, figures: Path) -> Image:
     """Accuracy against sparsity, uniform distribution; rows with Powerprop are dashed.
 
-    Static falls so far that beside it the others could not be told apart: it stands in the table alone.
+    Where Static falls so far that beside it the others could not be told apart, it stands in the table alone.
     """
     columns = [c for c in config.columns if c.startswith("uniform")]
     curves = []
-    for row in ("set", "rigl", "iterative", "topkast-0", "pp-iterative", "pp-topkast-0"):
+    for row in ("static", "set", "rigl", "iterative", "topkast-0", "pp-iterative", "pp-topkast-0"):
         runs = [found(row, c) for c in columns] if row in config.rows else []
         values = [[run["test"] for run in cell_runs if "test" in run] for cell_runs in runs]
         if values and all(len(v) == config.seeds for v in values):
             sparsities = [parse(c)[1] for c in columns]
             per_seed = [[v[seed] for v in values] for seed in range(config.seeds)]
             curves.append(Curve(ROWS[row].label, None, sparsities, per_seed, dashed=ROWS[row].powerprop))
+    lowest = {curve.label: curve.mean.min() for curve in curves}
+    static = lowest.pop(ROWS["static"].label, 1.0)
+    alone = bool(lowest) and static < min(lowest.values()) - FAR
+    shown = [curve for curve in curves if not alone or curve.label != ROWS["static"].label]
     path = figures / "sparsity.png"
-    lines(curves, path, "Accuracy against sparsity", "sparsity", "test accuracy", percent=True)
-    return Image(path, "Static stands in the table alone.", wide=True)
+    lines(shown, path, "Accuracy against sparsity", "sparsity", "test accuracy", percent=True)
+    return Image(path, "Static is far below and stands in the table alone." if alone else "", wide=True)
 
 
 def training(config: Config, logged: Logged, figures: Path) -> list[Image]:
