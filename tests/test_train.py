@@ -290,6 +290,13 @@ def test_evaluate_by_hand() -> None:
     assert model.training
 
 
+def test_evaluate_leaves_frozen_layers_frozen() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.1), nn.Linear(2, 2))
+    model[0].eval()
+    evaluate(model, torch.zeros(3, 2), torch.zeros(3, dtype=torch.long))
+    assert [module.training for module in model] == [False, True, True]
+
+
 def test_evaluate_refuses_sets_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="got 3 inputs and 2 labels"):
         evaluate(nn.Linear(1, 2), torch.zeros(3, 1), torch.zeros(2, dtype=torch.long))

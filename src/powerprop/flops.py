@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from powerprop.allocate import Layers
+from powerprop.modes import evaluating
 from powerprop.optim import Powerprop
 from powerprop.select import Where, select
 from powerprop.sparsify.dynamic import SNFS, RigL
@@ -139,7 +140,7 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
     A weight that the pass does not reach counts 0; one that it uses twice counts twice.
     """
     counts = dict.fromkeys(select(model, where), 0.0)
-    with _counting(model, counts), _evaluating(model), torch.no_grad():
+    with _counting(model, counts), evaluating(model), torch.no_grad():
         examples = _run(model, inputs)
     if not sum(counts.values()):
         raise ValueError(f"the forward pass of {type(model).__name__} used none of its weights: {list(counts)}")
@@ -175,17 +176,6 @@ def _run(model: nn.Module, inputs: Tensor | Sequence[int]) -> int:
     meta = {name: tensor.detach().to("meta") for name, tensor in named}
     functional_call(model, meta, (torch.empty(1, *inputs, device="meta"),))
     return 1
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from powerprop.modes import evaluating
+
 __all__ = ["recalibrate"]
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -54,24 +56,21 @@ def _inputs(batch: Batch) -> Tensor:
 @contextmanager
 def _measuring(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
     """Norms train with a cumulative average from zero, all else evaluates; modes and momenta come back afterwards."""
-    modes = {module: module.training for module in model.modules()}
     before = [(norm, norm.momentum, _statistics(norm)) for norm in norms]
-    model.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-        norm.training = True
-    try:
-        yield
-    except BaseException:
-        for norm, _, statistics in before:
-            norm.load_state_dict(statistics, strict=False)
-        raise
-    finally:
-        for norm, momentum, _ in before:
-            norm.momentum = momentum
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(model):
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.training = True
+        try:
+            yield
+        except BaseException:
+            for norm, _, statistics in before:
+                norm.load_state_dict(statistics, strict=False)
+            raise
+        finally:
+            for norm, momentum, _ in before:
+                norm.momentum = momentum
 
 
 def _statistics(norm: _BatchNorm) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from powerprop.continual.changepoint import ChangePointDetector
-from powerprop.continual.strategy import LAYERS, Strategy, evaluating
+from powerprop.continual.strategy import LAYERS, Strategy
 from powerprop.continual.task import Task, derived_seed, drawing_from, make_task
+from powerprop.modes import evaluating
 
 __all__ = ["BoundaryFinder"]
 

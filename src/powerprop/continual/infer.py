@@ -19,9 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from powerprop.continual.strategy import evaluating, in_parts
 from powerprop.continual.subnets import Subnetworks
 from powerprop.continual.task import entropy
+from powerprop.modes import evaluating, in_parts
 
 __all__ = ["METHODS", "entropy_gradient", "infer"]
 

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from powerprop.continual import search as searches
 from powerprop.continual.infer import check_how, infer
-from powerprop.continual.strategy import WEIGHTS, OptimizerFactory, Progress, Strategy, evaluating, in_parts, no_answers
+from powerprop.continual.strategy import WEIGHTS, OptimizerFactory, Progress, Strategy
 from powerprop.continual.subnets import Subnetworks, Weights
-from powerprop.continual.task import Prediction, Task, entropy
+from powerprop.continual.task import Prediction, Task, entropy, no_answers
 from powerprop.continual.taylor import loss_increase, removal_costs
 from powerprop.data.batches import Batches
 from powerprop.masks import Masks
+from powerprop.modes import evaluating, in_parts
 from powerprop.sparsify.prune import top_k, top_k_masks
 
 __all__ = ["EfficientPackNet", "PackNet"]

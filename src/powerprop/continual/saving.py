@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from powerprop.files import write_atomically
+from powerprop.optim import Powerprop
 
-__all__ = ["check_settings", "check_shapes", "read_learner", "write_learner"]
+__all__ = ["below", "check_settings", "check_shapes", "load_weights", "read_learner", "weights", "write_learner"]
 
 FORMAT = "powerprop-learner-1"
 
@@ -53,3 +54,27 @@ def check_shapes(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None
     if there != here:
         only = [dict(sorted(one - other)) for one, other in ((there, here), (here, there))]
         raise ValueError(f"of the weights that differ the saved learner has {only[0]}, this one has {only[1]}")
+
+
+def weights(model: nn.Module, optimizer: Powerprop) -> dict[str, Tensor]:
+    """All that a model holds. Of a weight with α only φ is kept; the model's weight is Ψ(φ)."""
+    masters = optimizer.masters
+    rest = {f"model/{n}": t for n, t in model.state_dict().items() if n not in masters}
+    return rest | {f"phi/{n}": m.theta() if m.phi is None else m.phi for n, m in masters.items()}
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, optimizer: Powerprop, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `weights` gave; no weight is masked afterwards."""
+    optimizer.set_masks(None, None)
+    model.load_state_dict(below("model", tensors), strict=False)
+    phi = below("phi", tensors)
+    for name, master in optimizer.masters.items():
+        if master.alpha > 1:
+            master.restore(phi[name].clone(), None, None)
+        master.param.copy_(phi[name] if master.phi is None else master.theta())
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with "prefix/", without it."""
+    return {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{prefix}/")}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -13,10 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from powerprop.continual.saving import check_settings, check_shapes, read_learner, write_learner
-from powerprop.continual.task import Prediction, Task, derived_seed, drawing_from, entropy
+from powerprop.continual.saving import (
+    below,
+    check_settings,
+    check_shapes,
+    load_weights,
+    read_learner,
+    weights,
+    write_learner,
+)
+from powerprop.continual.task import Prediction, Task, derived_seed, drawing_from, entropy, no_answers
 from powerprop.data.batches import Batches
 from powerprop.data.images import Part
+from powerprop.modes import in_parts
 from powerprop.optim import Powerprop
 from powerprop.select import Where
 from powerprop.train.fit import LossTally
@@ -257,13 +265,8 @@ class Strategy:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that was learned, as tensors and as plain data, with that of the method's own parts.
-
-        Of a weight with α only φ is kept; the model's weight is Ψ(φ).
-        """
-        masters = self.optimizer.masters
-        tensors = {f"model/{n}": t for n, t in self.model.state_dict().items() if n not in masters}
-        tensors |= {f"phi/{n}": m.theta() if m.phi is None else m.phi for n, m in masters.items()}
+        """Everything that was learned, as tensors and as plain data, with that of the method's own parts."""
+        tensors = weights(self.model, self.optimizer)
         data = {**self.settings(), "tasks": [list(task) for task in self.tasks], "records": self.records}
         for name, part in self.parts.items():
             own, data[name] = part.state()
@@ -289,20 +292,11 @@ class Strategy:
         self.model.eval()
 
     def _take(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        self._load_weights(_below("model", tensors), _below("phi", tensors))
+        load_weights(self.model, self.optimizer, tensors)
         self.tasks = [Learned(name, tuple(classes)) for name, classes in data["tasks"]]
         self.records, self._classes = dict(data["records"]), ()
         for name, part in self.parts.items():
-            part.load_state(_below(name, tensors), data[name])
-
-    @torch.no_grad()
-    def _load_weights(self, rest: Mapping[str, Tensor], phi: Mapping[str, Tensor]) -> None:
-        self.optimizer.set_masks(None, None)
-        self.model.load_state_dict(rest, strict=False)
-        for name, master in self.optimizer.masters.items():
-            if master.alpha > 1:
-                master.restore(phi[name].clone(), None, None)
-            master.param.copy_(phi[name] if master.phi is None else master.theta())
+            part.load_state(below(name, tensors), data[name])
 
     def save(self, path: str | Path) -> None:
         """One safetensors file with JSON in its header, written whole or not at all; no pickle."""
@@ -311,33 +305,3 @@ class Strategy:
     def load(self, path: str | Path) -> None:
         """Become the learner that `save` wrote; this one must have the same model and arguments."""
         self.load_state(*read_learner(path))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every layer in evaluation mode, and afterwards each in its own mode again."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@torch.no_grad()
-def in_parts(model: nn.Module, outputs: Callable[[Tensor], Tensor], x: Tensor, size: int = 1000) -> Tensor:
-    """outputs(x), some inputs at a time on the model's device, in evaluation mode."""
-    device = next(model.parameters()).device
-    with evaluating(model):
-        return torch.cat([outputs(part.to(device)) for part in torch.split(x, size)])
-
-
-def no_answers(device: torch.device) -> Prediction:
-    """The answer to no inputs."""
-    none = torch.zeros(0, dtype=torch.long, device=device)
-    return Prediction(none, none, none.float())
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{prefix}/")}

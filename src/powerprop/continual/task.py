@@ -45,6 +45,12 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(1) / math.log(max(2, logits.shape[1]))
 
 
+def no_answers(device: torch.device) -> Prediction:
+    """The answer to no inputs."""
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    return Prediction(none, none, none.float())
+
+
 def make_task(
     train: tuple[Tensor, Tensor],
     validation: tuple[Tensor, Tensor] | None = None,

@@ -18,6 +18,7 @@ from powerprop.data.loader import PictureBatches, evaluation_batches
 from powerprop.experiments.imagenet_cells import RULES, Cell
 from powerprop.experiments.pruning import kept_grid, weights_of
 from powerprop.files import replacing
+from powerprop.modes import evaluating
 from powerprop.train.distributed import current_ranks, local_device
 from powerprop.train.evaluate import Score
 from powerprop.train.precision import Precision
@@ -39,14 +40,12 @@ def score(config: Config, model: nn.Module, val: Pictures) -> Score:
     )
     precision = Precision(config.precision, device.type)
     sums = torch.zeros(2, dtype=torch.float64)
-    training = model.training
-    model.eval()
-    for x, y in batches:
-        with precision.autocast(device):
-            logits = model(x).float()
-        loss = functional.cross_entropy(logits, y, reduction="sum")
-        sums += torch.stack([loss, (logits.argmax(1) == y).sum()]).double().cpu()
-    model.train(training)
+    with evaluating(model):
+        for x, y in batches:
+            with precision.autocast(device):
+                logits = model(x).float()
+            loss = functional.cross_entropy(logits, y, reduction="sum")
+            sums += torch.stack([loss, (logits.argmax(1) == y).sum()]).double().cpu()
     loss_sum, correct = (ranks.sum(sums.to(device)) / len(val)).tolist()
     return Score(loss_sum, correct)
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from powerprop.modes import evaluating
+
 
 class Score(NamedTuple):
     """Mean cross-entropy and the fraction classified correctly."""
@@ -18,19 +20,15 @@ class Score(NamedTuple):
 
 @torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1000) -> Score:
-    """Classify `x` in eval mode, `batch` rows at a time on the model's device; the mode is put back afterwards."""
+    """Classify `x` in eval mode, `batch` rows at a time on the model's device; modes are put back afterwards."""
     if len(x) != len(y) or not len(x):
         raise ValueError(f"expected as many labels as inputs and at least one, got {len(x)} inputs and {len(y)} labels")
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     loss, correct = 0.0, 0
-    try:
+    with evaluating(model):
         for inputs, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
             labels = labels.to(device)
             logits = model(inputs.to(device))
             loss += functional.cross_entropy(logits, labels, reduction="sum").item()
             correct += int((logits.argmax(dim=-1) == labels).sum())
-    finally:
-        model.train(training)
     return Score(loss / len(x), correct / len(x))
