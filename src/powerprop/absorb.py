@@ -16,7 +16,7 @@ from torch import Tensor
 
 from powerprop.power import abs_power, flush
 
-__all__ = ["Chunk", "absorb_linear", "absorb_power", "chunks", "laid_out_like", "masked"]
+__all__ = ["Chunk", "absorb_linear", "absorb_power", "chunks", "confine", "laid_out_like", "masked"]
 
 _CHUNK = 1 << 18
 _CHUNK_ON_ACCELERATOR = 1 << 22
@@ -65,6 +65,13 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     """A copy that is zero where the mask is, whatever stood there."""
     bits = _BITS[tensor.element_size()]
     return torch.bitwise_and(tensor.view(bits), mask.to(bits).neg_()).view(tensor.dtype)
+
+
+def confine(tensor: Tensor, chunks: list[Chunk]) -> None:
+    """Zero a tensor of the weight's layout where the weight is not trained, in place."""
+    for (part,), c in zip(_stretches((tensor,)), chunks, strict=True):
+        if c.trainable is not None:
+            part.view(c.trainable.dtype).bitwise_and_(c.trainable)
 
 
 def absorb_power(c: Chunk, alpha: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, laid_out_like, masked
+from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, confine, laid_out_like, masked
 from powerprop.power import abs_power, flush, psi_inverse
 
 __all__ = ["Master"]
@@ -210,26 +210,26 @@ class Master:
 
     def absorb(self) -> None:
         """After the base optimiser's step: turn its move of the weight into one of φ, and show Ψ(φ) ⊙ active."""
-        if self._chunks is None or self._memory != self.weight.data_ptr():
-            self._chunks = self._cut()
         if self.phi is None:
-            for c in self._chunks:
+            for c in self._cut():
                 if c.active is not None:
                     c.weight_bits.bitwise_and_(c.active)
         else:
             step = absorb_linear if self.alpha == 1 else absorb_power
-            for c in self._chunks:
+            for c in self._cut():
                 step(c, self.alpha)
         self._publish()
 
     def _cut(self) -> list[Chunk]:
         """Views of all buffers where they are now: optimisers may give a weight other memory (`p.data = ...`)."""
-        if self.proxy is None:
-            self._follow()
-        weight = self.weight.detach()
-        self._memory = weight.data_ptr()
-        masks = self.active, self.trainable
-        return chunks(weight, self.phi, self.factor, *masks, self.pull, linear=self.alpha == 1)
+        if self._chunks is None or self._memory != self.weight.data_ptr():
+            if self.proxy is None:
+                self._follow()
+            weight = self.weight.detach()
+            self._memory = weight.data_ptr()
+            masks = self.active, self.trainable
+            self._chunks = chunks(weight, self.phi, self.factor, *masks, self.pull, linear=self.alpha == 1)
+        return self._chunks
 
     def before_step(self) -> None:
         """Remember the weight's version, to see whether the base optimiser moves it."""
@@ -243,8 +243,13 @@ class Master:
 
     def confine_gradient(self) -> None:
         """Zero the gradient where the weight is not trained, even if it is NaN or infinite there."""
-        if self.trainable is not None and self.param.grad is not None:
-            self.param.grad.copy_(masked(self.param.grad, self.trainable))
+        grad = self.param.grad
+        if self.trainable is None or grad is None:
+            return
+        if grad.dtype == self.weight.dtype and grad.stride() == self.weight.stride():
+            confine(grad, self._cut())
+        else:
+            grad.copy_(masked(grad, self.trainable))
 
     # --- saving -------------------------------------------------------------------------------------------------
 
