@@ -19,7 +19,7 @@ PRESETS = {
     "cpu": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.75), lr=0.1, seeds=1, steps=200,
         retrain_steps=100, gamma=0.99, magnitude=0.02, decay=("retraining",), clip=1.0,
-        spread=0.5, search="binary", validation=2_500,
+        spread=0.5, search="binary", validation=2_500, probe=128,
     ),
     "paper": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,
