@@ -280,6 +280,7 @@ def test_batches_resume_and_do_not_depend_on_ranks(root: Path) -> None:
     assert torch.equal(torch.cat([part[11][0] for part in parts]), whole[11][0])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores, on a machine with one
 def test_worker_processes_change_nothing(root: Path) -> None:
     state = torch.get_rng_state()
     for a, b in zip(take(make(root, loaders=2), 3), take(make(root), 3), strict=True):
