@@ -1,5 +1,6 @@
 """What every continual learner promises: it learns, keeps what it protects, repeats itself, and survives a restart."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def test_frozen_weights_take_no_part_in_clipping(method: str) -> None:
     ours.nets.open()  # type: ignore[attr-defined]
     ours.step(*toy_task(1).test())
     norms = [p.grad.norm() for p in ours.model.parameters() if p.grad is not None]
-    assert torch.stack(norms).norm().item() == pytest.approx(1e-3, rel=1e-3)
+    share = ours.optimizer.trainable.density()  # few weights may not move farther than many
+    assert 0 < share < 1
+    assert torch.stack(norms).norm().item() == pytest.approx(1e-3 * math.sqrt(share), rel=1e-3)
     for name, trained in ours.optimizer.trainable.items():
         grad = ours.model.get_parameter(name).grad
         assert grad is not None

@@ -24,6 +24,7 @@ from powerprop.continual.saving import (
 from powerprop.continual.task import Prediction, Task, derived_seed, drawing_from, entropy, no_answers
 from powerprop.data.batches import Batches
 from powerprop.data.images import Part
+from powerprop.entries import count
 from powerprop.modes import in_parts
 from powerprop.optim import Powerprop
 from powerprop.select import Where
@@ -74,8 +75,9 @@ class Strategy:
     heads: the name of the submodule whose child "0", "1", … is the output layer of task 0, 1, …; None is a shared one.
     where: which weights get α; by default those of all linear, convolutional and attention layers.
     schedule: factor of the learning rate, given the phase ("training", "retraining") and the fraction of it done.
-    clip: the largest norm of the gradient of all that is trained. A new task starts with the large weights of all tasks
-        before it, so that its first gradients can be far larger than the later ones.
+    clip: the largest norm of the gradient while all weights are trained; of a fraction of them, its root times that. A
+        new task starts with the large weights of all tasks before it, so that its first gradients can be far larger
+        than the later ones.
     """
 
     def __init__(
@@ -166,10 +168,18 @@ class Strategy:
         return loss.detach()
 
     def _clip(self, norm: float) -> None:
-        """Frozen weights take no part: their gradients grow with every task and would leave nothing for the others."""
-        for master in self.optimizer.masters.values():
+        """Frozen weights take no part: their gradients grow with every task and would leave nothing for the others.
+
+        The norm that is allowed falls with the root of the fraction of weights that is trained, so that a weight moves
+        no farther when it is one of few: otherwise each task has larger weights than the one before.
+        """
+        masters = self.optimizer.masters.values()
+        for master in masters:
             master.confine_gradient()
-        nn.utils.clip_grad_norm_(self.model.parameters(), norm)
+        moving = [m for m in masters if m.param.grad is not None]
+        trained = sum(m.param.numel() if m.trainable is None else count(m.trainable) for m in moving)
+        share = trained / sum(m.param.numel() for m in masters)
+        nn.utils.clip_grad_norm_(self.model.parameters(), norm * math.sqrt(share))
 
     def _set_rates(self, phase: str, done: float) -> None:
         """The rates of the schedule; outside of a phase, those of the optimiser."""
