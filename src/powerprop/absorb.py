@@ -52,8 +52,8 @@ def chunks(
     linear: α = 1.
     """
     bits = _BITS[weight.element_size()]
-    used = None if active is None else all_bits(active, bits)
-    trained = used if trainable is active else None if trainable is None else all_bits(trainable, bits)
+    used = None if active is None else _all_bits(active, bits)
+    trained = used if trainable is active else None if trainable is None else _all_bits(trainable, bits)
     untouched = _outside_both(used, trained) if linear and phi is not None and pull is None else None
     phi = weight if phi is None else phi
     factor = weight if factor is None else factor
@@ -64,7 +64,7 @@ def chunks(
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     """A copy that is zero where the mask is, whatever stood there."""
     bits = _BITS[tensor.element_size()]
-    return torch.bitwise_and(tensor.view(bits), all_bits(mask, bits)).view(tensor.dtype)
+    return torch.bitwise_and(tensor.view(bits), _all_bits(mask, bits)).view(tensor.dtype)
 
 
 def confine(tensor: Tensor, chunks: list[Chunk]) -> None:
@@ -110,7 +110,7 @@ def absorb_linear(c: Chunk, alpha: float) -> None:
         torch.bitwise_and(c.phi_bits, c.active, out=c.weight_bits)
 
 
-def all_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _all_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """All bits of a kept weight set: `and` masks at the speed of a copy, and lets no NaN through as 0·NaN would."""
     return mask.view(torch.int8).neg().to(dtype)  # bytes are negated faster, and the sign fills the rest
 

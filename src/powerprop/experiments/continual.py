@@ -48,7 +48,7 @@ class Config:
         decay: let the learning rate fall to zero along these phases: "training", "retraining".
         spread: the standard deviation of the first weights, and of those that are initialised again, in units of
             Glorot's. Small ones leave the largest weights to those that have learned something.
-        clip: the largest norm of a gradient; 0 is any.
+        clip: the largest norm of a gradient, as `Strategy` takes it; 0 is any.
         batch: images per step.
         width: units of a hidden layer of the mlp.
         search: how the sparsity of a task is found: "linear", "binary" or "taylor".
