@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pictures import write_tiny
 from powerprop.data import DataNotFound, Images, load
 
 UNPACKER = Path(__file__).parents[2] / "shared" / "data" / "unpack.py"
@@ -55,3 +56,18 @@ def no_data_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the data of this machine: no $POWERPROP_DATA, and an empty cache at tmp_path/cache."""
     monkeypatch.delenv("POWERPROP_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def pictures_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root with a small set in Tiny ImageNet's place."""
+    root = tmp_path_factory.mktemp("pictures")
+    write_tiny(root)
+    return root
+
+
+@pytest.fixture
+def at_pictures(pictures_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`pictures_root`, where the data of the test are found."""
+    monkeypatch.setenv("POWERPROP_DATA", str(pictures_root))
+    return pictures_root
