@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import powerprop as pp
+
 BASES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
@@ -17,6 +19,7 @@ BASES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
     "lion": lambda p: Lion(p, lr=1e-3),
 }
+ALPHAS = [1.0, 1.125, 1.3, 1.5, 2.0, 3.0, 5.0]
 
 
 class Lion(torch.optim.Optimizer):
@@ -80,3 +83,16 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def same(a: nn.Module, b: nn.Module) -> bool:
     left, right = weights(a), weights(b)
     return left.keys() == right.keys() and all(torch.equal(t, right[n]) for n, t in left.items())
+
+
+def wrap(model: nn.Module, base: str = "momentum", alpha: float = 2.0, **options: object) -> pp.Powerprop:
+    """Powerprop around a base optimiser of that name."""
+    return pp.Powerprop(BASES[base](list(model.parameters())), model, alpha=alpha, **options)  # type: ignore[arg-type]
+
+
+def one_weight(values: list[float]) -> nn.Linear:
+    """A linear layer with exactly these weights."""
+    layer = nn.Linear(len(values), 1, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([values]))
+    return layer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,10 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=1e-1),
 }
+every_method = pytest.mark.parametrize("method", ["naive", "packnet", "epn"])
+every_masking = pytest.mark.parametrize("method", ["packnet", "epn"])
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+both_alphas = pytest.mark.parametrize("alpha", [1.0, 1.5])
 
 
 def clouds(count: int, generator: torch.Generator, centres: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,8 +40,8 @@ def toy_task(index: int, size: int = 256) -> Task:
     return make_task(train, held, test, index=index, name=f"toy {index}", classes=range(first, first + CLASSES))
 
 
-def toy_model(seed: int = 0, heads: int = 0, width: int = 32) -> nn.Module:
-    return mlp([FEATURES, width, width, CLASSES], heads=heads, generator=torch.Generator().manual_seed(seed))
+def toy_model(seed: int = 0, heads: int = 0, width: int = 32, outputs: int = CLASSES) -> nn.Module:
+    return mlp([FEATURES, width, width, outputs], heads=heads, generator=torch.Generator().manual_seed(seed))
 
 
 class NormNet(nn.Module):

@@ -9,8 +9,17 @@ from torch import nn
 
 from nets import same
 from powerprop.continual import Strategy
-from powerprop.continual.saving import read_learner, write_learner
-from tasks import CLASSES, FEATURES, learner, toy_task
+from powerprop.continual.saving import FORMAT, read_learner, write_learner
+from tasks import (
+    CLASSES,
+    FEATURES,
+    NormNet,
+    both_alphas,
+    every_method,
+    learner,
+    toy_model,
+    toy_task,
+)
 
 
 def net(bias: bool = True, seed: int = 0) -> nn.Module:
@@ -92,3 +101,90 @@ def test_a_learner_without_tasks_is_saved_and_read(tmp_path: Path) -> None:
     for each in (ours, again):
         each.learn(toy_task(0))
     assert same(ours.model, again.model)
+
+
+@every_method
+@both_alphas
+def test_a_saved_learner_goes_on_bit_for_bit(method: str, alpha: float, tmp_path: Path) -> None:
+    straight = learner(method, "adam", alpha)
+    for t in range(4):
+        straight.learn(toy_task(t))
+    broken = learner(method, "adam", alpha)
+    for t in range(4):
+        broken.learn(toy_task(t))
+        broken.save(tmp_path / "learner.safetensors")
+        broken = learner(method, "adam", alpha, model=toy_model(seed=9))
+        broken.load(tmp_path / "learner.safetensors")
+    assert same(straight.model, broken.model)
+    for t in range(4):
+        x = toy_task(t).test().x
+        assert torch.equal(straight.logits(x, t), broken.logits(x, t))
+    assert broken.tasks == straight.tasks
+
+
+def test_norms_and_dropout_resume_too(tmp_path: Path) -> None:
+    straight, broken = (learner("epn", "adam", model=NormNet(), heads="out") for _ in range(2))
+    for t in range(3):
+        straight.learn(toy_task(t))
+        broken.learn(toy_task(t))
+        broken.save(tmp_path / "l")
+        broken = learner("epn", "adam", model=NormNet(), heads="out")
+        broken.load(tmp_path / "l")
+    assert same(straight.model, broken.model)
+
+
+def test_loading_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    ours = learner()
+    ours.learn(toy_task(0))
+    path = tmp_path / "learner.safetensors"
+    ours.save(path)
+    with pytest.raises(ValueError, match=r"alpha 1\.5, this one has 2\.0"):
+        learner(alpha=2.0).load(path)
+    with pytest.raises(ValueError, match="'EfficientPackNet', this one has 'PackNet'"):
+        learner("packnet").load(path)
+    with pytest.raises(ValueError, match=r"fc1\.weight': \(32, 12\).*this one has .*\(40, 12\)"):
+        learner(model=toy_model(width=40)).load(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
+        ours.load(path)
+
+
+def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.zeros(1)}, tmp_path / "x")
+    with pytest.raises(ValueError, match=rf"is not a saved learner: expected '{FORMAT}' in its header, got \[\]"):
+        learner().load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(("tasks", "width"), [(5, 200), (40, 200)])
+def test_file_size(tasks: int, width: int, tmp_path: Path) -> None:
+    ours = learner(model=toy_model(width=width), steps=2, retrain_steps=0, grid=(0.2, 0.1), score=lambda logits, y: 1.0)
+    for t in range(tasks):
+        ours.learn(toy_task(t, 32))
+    ours.save(tmp_path / "l")
+    weights = ours.nets.masks.free().numel()
+    rest = sum(p.numel() for p in ours.model.parameters()) - weights
+    header = 1200 + 160 * tasks  # names, shapes and one threshold per task and layer, as text
+    assert (tmp_path / "l").stat().st_size <= 4 * (weights + rest) + 1.1 * weights * tasks / 8 + header
+    if tasks == 40:  # far below a bit per weight and task
+        assert (tmp_path / "l").stat().st_size <= 4 * (weights + rest) + 6 * weights / 8 + header
+
+
+def test_three_hundred_tasks(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 3, "retrain_steps": 1, "batch_size": 8, "clip": 1.0}
+    options |= {"grid": (0.3, 0.1), "score": lambda logits, y: 1.0}
+    ours = learner(**options)
+    checked = {}
+    for t in range(300):
+        task = toy_task(t, 32)
+        ours.learn(task)
+        if t in (0, 17, 255, 256, 299):
+            checked[t] = ours.logits(task.test().x, t)
+    ours.save(tmp_path / "l")
+    again = learner(model=toy_model(seed=5), **options)
+    again.load(tmp_path / "l")
+    for t, logits in checked.items():
+        assert torch.equal(ours.logits(toy_task(t).test().x, t), logits)
+        assert torch.equal(again.logits(toy_task(t).test().x, t), logits)
+    assert len(ours.tasks) == 300

@@ -1,0 +1,21 @@
+"""What the tests of reports share: a curve, a table, and text that must be escaped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from powerprop.report import Cell, Column, Curve, Table
+
+HOSTILE = '<script>alert("x")</script> & | *bold*'
+KEPT = np.geomspace(0.01, 1.0, 20)
+
+
+def curve(alpha: float | None = 2.0, seeds: int = 3) -> Curve:
+    noise = np.random.default_rng(0).uniform(-0.02, 0.02, (seeds, len(KEPT)))
+    return Curve(f"α = {alpha}", alpha, KEPT, 0.1 + 0.8 * KEPT**0.3 + noise)
+
+
+def accuracy_table() -> Table:
+    columns = ["method", Column("accuracy (%)", best="max", percent=True, digits=1), Column("paper", paper=True)]
+    rows = [["α = 1", Cell.of([0.5, 0.6]), 55.1], ["α = 2", Cell.of([0.7, 0.8]), None]]
+    return Table("MNIST", columns, rows, "At 2%.")

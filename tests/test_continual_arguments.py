@@ -1,0 +1,146 @@
+"""Arguments and inputs of a learner: what is refused, and inputs of every size."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from powerprop.continual import EfficientPackNet, PackNet, Strategy, make_task
+from tasks import (
+    CLASSES,
+    OPTIMIZERS,
+    every_masking,
+    every_method,
+    learner,
+    toy_model,
+    toy_task,
+)
+
+BAD: list[tuple[type[Strategy], dict[str, Any], str]] = [
+    (EfficientPackNet, {"gamma": 1.2}, r"gamma must be in \(0, 1\], got 1\.2"),
+    (EfficientPackNet, {"search": "random"}, "search must be .*, got 'random'"),
+    (EfficientPackNet, {"grid": (0.1, 0.5)}, r"falling fractions .* got \[0\.1, 0\.5\]"),
+    (EfficientPackNet, {"distribution": "erk"}, "distribution must be .*, got 'erk'"),
+    (EfficientPackNet, {"retrain_steps": -1}, "retrain_steps must not be negative, got -1"),
+    (EfficientPackNet, {"steps": 0}, "steps must be at least 1, got 0"),
+    (EfficientPackNet, {"labels": "both"}, "labels must be .*, got 'both'"),
+    (EfficientPackNet, {"clip": 0.0}, r"clip must be a positive norm, got 0\.0"),
+    (PackNet, {"tasks": 0}, "tasks must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), BAD)
+def test_bad_arguments(kind: type[Strategy], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(toy_model(), OPTIMIZERS["sgd"], **options)
+
+
+def test_an_unknown_task_is_named() -> None:
+    ours = learner()
+    x = toy_task(0).test().x
+    with pytest.raises(ValueError, match="task must be learned first: none is yet, got 0"):
+        ours.predict(x, 0)
+    ours.learn(toy_task(0))
+    with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*got 3"):
+        ours.predict(x, 3)
+
+
+@every_masking
+def test_arguments_of_predict_are_checked_with_and_without_a_task(method: str) -> None:
+    ours = learner(method, steps=2)
+    ours.learn(toy_task(0))
+    x = toy_task(0).test().x
+    for task in (None, 0):
+        with pytest.raises(ValueError, match="method must be one of .*, got 'magic'"):
+            ours.predict(x, task, method="magic")
+        with pytest.raises(ValueError, match="group must be at least 1, got -1"):
+            ours.predict(x, task, group=-1)
+        with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
+            ours.predict(x, task, candidates=0)
+        for unknown in (0.0, 7.0):
+            with pytest.raises(ValueError, match=rf"unknown must be in \(0, 1\], .*, got {unknown}"):
+                ours.predict(x, task, unknown=unknown)
+
+
+@pytest.mark.parametrize("labels", ["task", "stream"])
+@every_method
+def test_no_inputs_get_no_answers(method: str, labels: str) -> None:
+    ours = learner(method, model=toy_model(outputs=2 * CLASSES), labels=labels, steps=2)
+    ours.learn(toy_task(0))
+    x = toy_task(0).test().x[:0]
+    for found in (ours.predict(x), ours.predict(x, 0)):
+        assert [tuple(column.shape) for column in found] == [(0,)] * 3
+        assert found.label.dtype == found.task.dtype == torch.long
+    if method != "naive":
+        assert len(ours.predict(x, unknown=0.5, group=4).task) == 0
+
+
+@pytest.mark.parametrize("labels", ["task", "stream"])
+def test_the_naive_learner_names_the_tasks_it_knows(labels: str) -> None:
+    ours = learner("naive", model=toy_model(outputs=2 * CLASSES), labels=labels, steps=110)
+    x = toy_task(0).test().x
+    for task in (None, 0):
+        with pytest.raises(ValueError, match=f"task must be learned first: none is yet, got {task}"):
+            ours.predict(x, task)
+    asked = []
+    ours.learn(toy_task(0), lambda phase, step, loss: asked.append(ours.predict(x, 0).label))
+    assert asked
+    with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*, got -1"):
+        ours.predict(x, -1)
+    if labels == "stream":
+        with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*, got 1"):
+            ours.predict(x, 1)
+    else:  # forward transfer
+        assert (ours.predict(x, 1).task == 1).all()
+
+
+@every_method
+def test_tasks_come_in_the_order_of_their_indices(method: str) -> None:
+    ours = learner(method, steps=2)
+    with pytest.raises(ValueError, match="toy 5: expected the task with index 0, got 5"):
+        ours.learn(toy_task(5))
+    ours.learn(toy_task(0))
+    with pytest.raises(ValueError, match="toy 0: expected the task with index 1, got 0"):
+        ours.learn(toy_task(0))
+
+
+class AnySize(nn.Module):
+    """Images of any size, pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def images(size: int, index: int) -> Any:
+    generator = torch.Generator().manual_seed(index)
+    x = torch.randn(64, 1, size, size, generator=generator) + torch.arange(64)[:, None, None, None] % 2
+    return make_task((x, torch.arange(64) % 2), index=index)
+
+
+def test_inputs_of_different_sizes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ours, again = (learner(model=AnySize(), steps=20) for _ in range(2))
+    for t, size in enumerate((8, 12, 8)):
+        ours.learn(images(size, t))
+    ours.save(tmp_path / "l")
+    again.load(tmp_path / "l")
+    for each in (ours, again):
+        assert (each.predict(images(12, 1).test().x).task == 1).all()
+        assert set(each.predict(images(8, 0).test().x, group=1).task.tolist()) <= {0, 2}
+        with pytest.raises(ValueError, match=r"expected inputs of 64, 144 numbers each, .*, got \(5, 1, 9, 9\)"):
+            each.predict(images(9, 0).test().x[:5])
+
+
+def test_inputs_of_one_number_each() -> None:
+    torch.manual_seed(0)
+    ours = learner(model=nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, CLASSES)), steps=10)
+    for t in range(2):
+        x = torch.arange(60) % 10 + 10 * t
+        ours.learn(make_task((x, x % 3), index=t))
+    assert (ours.predict(torch.arange(10)).task == 0).all()
