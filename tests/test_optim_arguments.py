@@ -1,5 +1,7 @@
 """Which weights get α, parameter groups, and arguments that are refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -124,3 +126,32 @@ def test_add_param_group() -> None:
     frozen = weights(model)["2.weight"]
     train(model, optimizer, 3)
     assert torch.equal(model[2].weight, frozen)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparsify": "rigl"}, r"sparsify must be a method such as RigL\(sparsity=0\.9, .*\), got 'rigl'"),
+        ({"sparsify": pp.Static}, r"sparsify must be a method such as .*, got <class '.*Static'>"),
+        ({"model": [1]}, "model must be a torch.nn.Module, got list"),
+    ],
+)
+def test_arguments_of_another_kind(options: dict[str, Any], message: str) -> None:
+    model = net()
+    given = {"model": model, **options}
+    with pytest.raises(TypeError, match=message):
+        pp.Powerprop(torch.optim.SGD(model.parameters(), lr=0.1), **given)
+
+
+def test_wrapping_twice_is_an_error() -> None:
+    model = net()
+    with pytest.raises(TypeError, match="this optimizer is a Powerprop already"):
+        pp.Powerprop(wrap(model), model)
+
+
+def test_a_generator_of_patterns_serves_every_group() -> None:
+    model = net()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    base = torch.optim.SGD(groups, lr=0.1)
+    optimizer = pp.Powerprop(base, model, where=(n for n in ("0.weight", "2.weight")))
+    assert set(optimizer.masters) == {"0.weight", "2.weight"}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import powerprop as pp
-from nets import BASES, batch, closing, net, same, train, weights
+from nets import BASES, batch, closing, net, one_weight, same, train, weights, wrap
 from unseen import UNSEEN
 
 every_base = pytest.mark.parametrize("base", BASES)
@@ -197,3 +197,17 @@ def test_bad_masks() -> None:
         optimizer.set_masks({"0.weight": active["0.weight"][:3]})
     with pytest.raises(ValueError, match=r"got torch\.float32 of shape \(12, 6\)"):
         optimizer.set_masks({"0.weight": active["0.weight"].float()})
+
+
+def test_clipping_counts_trained_weights_alone() -> None:
+    layer = one_weight([4.0, -9.0, 1.0])
+    optimizer = wrap(layer, "sgd", 2.0)
+    keep = {"weight": torch.tensor([[True, True, False]])}
+    optimizer.set_masks(keep, keep)
+    layer.weight.grad = torch.tensor([[3.0, 4.0, 12.0]])
+    assert optimizer.clip_grad_norm_(10.0).item() == 5.0
+    assert layer.weight.grad.tolist() == [[3.0, 4.0, 12.0]]
+    optimizer.clip_grad_norm_(1.0)
+    assert torch.allclose(layer.weight.grad, torch.tensor([[0.6, 0.8, 2.4]]))
+    with pytest.raises(ValueError, match="max_norm must be positive, got 0"):
+        optimizer.clip_grad_norm_(0)

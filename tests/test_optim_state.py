@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import powerprop as pp
-from nets import ALPHAS, BASES, batch, net, same, train, wrap
+from nets import ALPHAS, BASES, batch, net, one_weight, same, train, wrap
 
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 every_base = pytest.mark.parametrize("base", BASES)
@@ -92,3 +92,43 @@ def test_half_precision_resume_is_bit_identical() -> None:
     resumed.load_state_dict(saved[1])
     go(again, resumed, range(10, 20))
     assert same(model, again)
+
+
+def test_a_copy_with_a_scheduler_steps_itself_alone() -> None:
+    model = net()
+    optimizer = wrap(model)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    copied, other = copy.deepcopy((model, optimizer))
+    before = copy.deepcopy(model)
+    train(copied, other, 1)
+    assert same(model, before)
+    assert not same(copied, before)
+
+
+def test_a_refused_state_changes_nothing() -> None:
+    models = net(), net()
+    saved, ours = (wrap(m, sparsify=pp.RigL(s, steps=1000)) for m, s in zip(models, (0.9, 0.5), strict=True))
+    train(models[0], saved, 3)
+    masks = ours.active
+    with pytest.raises(ValueError, match=r"saved with sparsity=0\.9, not 0\.5"):
+        ours.load_state_dict(saved.state_dict())
+    assert ours.active == masks
+    plain = wrap(net())
+    state = plain.state_dict()
+    state["param_groups"] = []
+    state["powerprop"]["weights"]["0.weight"]["phi"].zero_()
+    with pytest.raises(ValueError, match=r"the state is of groups with \[\] parameters, not \[8\]"):
+        plain.load_state_dict(state)
+    assert plain.masters["0.weight"].phi.count_nonzero()  # type: ignore[union-attr]
+
+
+def test_a_half_precision_state_from_before_the_masks() -> None:
+    layer = one_weight([4.0, -9.0, 1.0]).bfloat16()
+    optimizer = wrap(layer, "sgd", 1.0)
+    state = optimizer.state_dict()
+    optimizer.set_masks(pp.prune(layer, 0.5))
+    optimizer.load_state_dict(state)
+    before = layer.weight.detach().clone()
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    assert not torch.equal(layer.weight, before)

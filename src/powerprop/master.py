@@ -257,6 +257,7 @@ class Master:
         """Take up saved φ and masks. The model's weight is not touched: the next step compares it with φ."""
         self.active, self.trainable = self._mask(active), self._mask(trainable)
         self.phi, self.pull, self._place, self._version = phi, None, (), -1
+        self.proxy = None if phi is None else self.proxy
         self._follow()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from powerprop.absorb import masked
 from powerprop.entries import zero_
 from powerprop.masks import Masks, pack, unpack
 from powerprop.master import Master
@@ -49,9 +51,9 @@ class Powerprop(Optimizer):
     "virtual target" (Schwarz et al. 2021, section 2), which works with any optimiser because its corrections act on
     ∂L/∂w alone. With α = 1 and no masks every step is bit for bit the base optimiser's.
 
-    optimizer: the base optimiser, over parameters of the model. Its groups are shared, so schedulers, gradient
-        clipping and `GradScaler` work as usual. A group may carry its own "alpha" ("powerprop_alpha" if the base
-        optimiser has an option of that name itself, as RMSprop has).
+    optimizer: the base optimiser, over parameters of the model. Its groups are shared, so schedulers and `GradScaler`
+        work as usual, and gradient clipping too; under masks, see `clip_grad_norm_`. A group may carry its own
+        "alpha" ("powerprop_alpha" if the base optimiser has an option of that name itself, as RMSprop has).
     model: the module that owns the parameters; it tells weights from biases, norms and embeddings.
     alpha: the power, ≥ 1. The effective learning rate scales as α²|w|^(2-2/α): tune the rate for each α.
     where: which parameters get α: a name pattern, several, or a predicate of (name, parameter);
@@ -67,10 +69,9 @@ class Powerprop(Optimizer):
         where: Where | None = None,
         sparsify: Sparsifier | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        _check_kinds(optimizer, model, sparsify)
         self.alpha = check_alpha(alpha)
-        self.base, self.model, self.where = optimizer, model, where
+        self.base, self.model, self.where = optimizer, model, _repeatable(where)
         self.sparsify: Sparsifier | None = None
         self.masters: dict[str, Master] = {}
         self._alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
@@ -209,6 +210,21 @@ class Powerprop(Optimizer):
         return Masks({n: _or_ones(m.trainable, m.param) for n, m in self.masters.items()})
 
     @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that those of the weights that are trained have at most this norm; returns their norm.
+
+        torch's function of this name also counts weights that masks hold still, and so clips harder than asked: at 99%
+        sparsity several times. The gradients of these are scaled too, not removed: RigL and SNFS grow weights by them.
+        """
+        if not max_norm > 0:
+            raise ValueError(f"max_norm must be positive, got {max_norm}")
+        masks = {id(m.param): m.trainable for m in self.masters.values()}
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = get_total_norm([_among(p.grad, masks.get(id(p))) for p in params])
+        clip_grads_with_norm_(params, max_norm, norm)
+        return norm
+
+    @torch.no_grad()
     def reset_state(self, name: str, where: Tensor) -> None:
         """Zero the base optimiser's memory (momentum, squares, …) of some entries of a weight."""
         param = self.masters[name].param
@@ -234,15 +250,21 @@ class Powerprop(Optimizer):
         The model's weights are loaded separately; wherever they are not Ψ(φ) ⊙ active, the weights win.
         """
         own = state_dict.get("powerprop")
+        self._check_groups(state_dict["param_groups"])
         if own is not None:
             self._check_state(own)
+            if self.sparsify is not None:  # before the weights: it refuses what does not fit
+                self.sparsify.load_state_dict(own["sparsify"])
             for name, saved in own["weights"].items():
                 _unpack_master(self.masters[name], saved)
         with self._proxied():
             self.base.load_state_dict({k: v for k, v in state_dict.items() if k != "powerprop"})
         self._share()
-        if own is not None and self.sparsify is not None:
-            self.sparsify.load_state_dict(own["sparsify"])
+
+    def _check_groups(self, saved: list[dict[str, Any]]) -> None:
+        have, want = ([len(group["params"]) for group in groups] for groups in (saved, self.base.param_groups))
+        if have != want:
+            raise ValueError(f"the state is of groups with {have} parameters, not {want}")
 
     def _check_state(self, own: Mapping[str, Any]) -> None:
         if set(own["weights"]) != set(self.masters):
@@ -251,14 +273,38 @@ class Powerprop(Optimizer):
             have, want = (["no", "a"][x is not None] for x in (own["sparsify"], self.sparsify))
             raise ValueError(f"the state was saved with {have} sparsify=, this optimiser has {want} sparsify=")
         for name, saved in own["weights"].items():
-            if saved["alpha"] != self.masters[name].alpha:
-                raise ValueError(f"{name!r} was saved with alpha={saved['alpha']}, not {self.masters[name].alpha}")
+            master, shape = self.masters[name], tuple(saved["shape"])
+            if saved["alpha"] != master.alpha:
+                raise ValueError(f"{name!r} was saved with alpha={saved['alpha']}, not {master.alpha}")
+            if shape != tuple(master.param.shape):
+                raise ValueError(f"{name!r} was saved with shape {shape}, not {tuple(master.param.shape)}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        # A scheduler puts a `step` here that is bound to this very object; a copy must have its own.
+        return {key: value for key, value in self.__dict__.items() if key != "step"}
 
     def __repr__(self) -> str:
         return f"Powerprop(alpha={self.alpha:g}, {len(self.masters)} weights, base={self.base!r})"
+
+
+def _check_kinds(optimizer: object, model: object, sparsify: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, Powerprop):
+        raise TypeError(f"this optimizer is a Powerprop already, wrap its .base instead: {optimizer!r}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if sparsify is not None and (isinstance(sparsify, type) or not hasattr(sparsify, "attach")):
+        raise TypeError(f"sparsify must be a method such as RigL(sparsity=0.9, steps=10_000), got {sparsify!r}")
+
+
+def _repeatable(where: Where | None) -> Where | None:
+    """Patterns as a list: it is asked once for every group."""
+    return where if where is None or isinstance(where, str) or callable(where) else list(where)
+
+
+def _among(grad: Tensor, mask: Tensor | None) -> Tensor:
+    return grad if mask is None else masked(grad, mask.to(grad.device))
 
 
 def _nothing_chosen(model: nn.Module, where: Where | None) -> str:
@@ -332,9 +378,6 @@ def _pack_master(master: Master) -> dict[str, Any]:
 
 
 def _unpack_master(master: Master, saved: Mapping[str, Any]) -> None:
-    shape = tuple(saved["shape"])
-    if shape != tuple(master.param.shape):
-        raise ValueError(f"{master.name!r} was saved with shape {shape}, not {tuple(master.param.shape)}")
-    masks = [None if saved[k] is None else unpack(saved[k], shape) for k in ("active", "trainable")]
+    masks = [None if saved[k] is None else unpack(saved[k], tuple(saved["shape"])) for k in ("active", "trainable")]
     phi = saved["phi"]
     master.restore(None if phi is None else phi.clone(), *masks)
