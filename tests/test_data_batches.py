@@ -114,6 +114,8 @@ def test_bad_input_is_named() -> None:
     x, y, g = torch.zeros(5, 1), torch.zeros(5), torch.Generator()
     with pytest.raises(ValueError, match="x and y must have the same length, got 5 and 4"):
         Batches(x, y[:4], 2, g)
+    with pytest.raises(ValueError, match="x and y must be on one device, got meta and cpu"):
+        Batches(x.to("meta"), y, 2, g)
     for size in (0, 6):
         with pytest.raises(ValueError, match=rf"batch_size must be in 1\.\.5 .* got {size}"):
             Batches(x, y, size, g)

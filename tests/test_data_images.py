@@ -41,6 +41,8 @@ def test_images_move() -> None:
     moved = images_of().to("meta")
     assert {t.device.type for t in (moved.train_x, moved.train_y, moved.test_x, moved.test_y)} == {"meta"}
     assert moved.classes == 2
+    splits = images_of().split_validation(2).to("meta")
+    assert {t.device.type for part in splits for t in part} == {"meta"}
 
 
 @given(arrays(np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))))

@@ -135,6 +135,33 @@ def test_attention_by_hand() -> None:
     assert layers["linear1.weight"] == layers["linear2.weight"] == 2 * 32 * 7
 
 
+def test_recurrent_layers_by_hand() -> None:
+    """10 steps: four gates of 3 values from 2 inputs and from 3 hidden values, in each of two directions."""
+    model = nn.LSTM(2, 3, bidirectional=True, batch_first=True)
+    wanted = {"weight_ih_l0": 2 * 10 * 12 * 2, "weight_hh_l0": 2 * 10 * 12 * 3}
+    wanted |= {f"{name}_reverse": count for name, count in wanted.items()}
+    assert dict(count_flops(model, torch.zeros(3, 10, 2), where="weight_*").layers) == wanted
+
+
+def test_a_compiled_layer_counts_like_any_other() -> None:
+    model = nn.Sequential(torch.compile(nn.Linear(4, 3), backend="eager"), nn.Linear(3, 2))
+    model(torch.zeros(1, 4))
+    assert count_flops(model, torch.zeros(1, 4)).layers == {"0._orig_mod.weight": 24, "1.weight": 12}
+
+
+def test_a_layer_that_cannot_be_counted_is_named() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.ones(2, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.matrix
+
+    with pytest.raises(ValueError, match="cannot tell how often Own multiplies 'matrix'; countable are Linear, .*RNN"):
+        count_flops(Own(), (2,), where="matrix")
+
+
 def test_a_shared_layer_counts_every_time_it_is_used() -> None:
     layer = nn.Linear(3, 3)
     assert count_flops(nn.Sequential(layer, nn.ReLU(), layer), (3,)).layers == {"0.weight": 2 * 9 * 2}

@@ -71,6 +71,7 @@ def test_the_learning_rate_warms_up_and_drops() -> None:
         assert [at(e, times) for e in (5, 29.9, 30.1, 69.9, 70.1, 89.9, 90.1)] == pytest.approx(
             [1, 1, 0.1, 0.1, 0.01, 0.01, 0.001]
         )
+    assert rate_factor(replace(PAPER, warmup=0.0), 0, 100) == 1.0
 
 
 def narrow(cells: tuple[str, ...]) -> Config:

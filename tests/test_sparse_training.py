@@ -15,6 +15,7 @@ import standin
 from powerprop import data, models
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.runner import run
+from powerprop.experiments.sparse_report import exactness, stats
 from powerprop.experiments.sparse_rows import ROWS, parse
 from powerprop.experiments.sparse_training import MNIST_PRESETS, Config, make_optimizer, rate
 from powerprop.experiments.sparse_tuning import chosen_lr, finalists, jobs, tuning_job
@@ -80,6 +81,20 @@ def test_random_growth_has_an_interval_of_its_own(config: Config, steps: int) ->
 def test_the_rate_rises_and_falls() -> None:
     assert [rate(done, 0.0) for done in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.5, 0.0])
     assert [rate(done, 0.5) for done in (0.0, 0.25, 0.5)] == pytest.approx([0.0, 0.5 * rate(0.25, 0.0), 0.5])
+
+
+def test_extended_training_of_the_dense_row_is_dense() -> None:
+    config = replace(CONFIG, rows=("dense",), extended=("dense",), multipliers=(2,), lrs=(0.1,), seeds=1)
+    results = {tuning_job(config, "dense", 0.1, 0).key: {"validation": 0.9}}
+    assert jobs(config, results)[-1].key == "dense-uniform0-x2-lr0.1-seed0"
+
+
+@pytest.mark.parametrize("rows", [("dense",), ("rigl",)])
+def test_a_table_with_nothing_in_it(rows: tuple[str, ...]) -> None:
+    config = replace(CONFIG, rows=rows, columns=("uniform 0.9",))
+    table = exactness(config, lambda row, column, cycles=1: [{"diverged": "nan"}])
+    assert table.rows[0][1:] == ["0 of 0", "", ""]
+    assert stats(config, lambda row, column, cycles=1: [{"diverged": "nan"}]) == []
 
 
 def test_columns() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 import powerprop as pp
 from nets import batch, net, train
 from powerprop.sparsify import Method
-from rows import KAST, Rows, sgd
+from rows import KAST, Rows, push, sgd
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,19 @@ def test_a_dense_layer_simply_trains() -> None:
     train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 10)
     x, _ = batch(0)
     assert torch.equal(model(x), twin(x))
+
+
+def test_snip_without_any_score_names_the_layer_of_zeros() -> None:
+    model = Rows(a=[0.0] * 8)
+    optimizer = sgd(model, pp.SNIP(0.5), 1.0)
+    with pytest.raises(ValueError, match=r"SNIP's scores .* are all 0, .*: 'a\.weight' hold zeros alone"):
+        push(model, optimizer, a=[1.0] * 8)
+
+
+def test_masks_that_would_never_move_are_worth_a_warning() -> None:
+    message = r"RigL never moves .* at step 100 \(interval\), .* from step 90 \(stop=0\.75, steps=120\)"
+    with pytest.warns(UserWarning, match=message):
+        sgd(Rows(a=KAST), pp.RigL(0.5, steps=120))
 
 
 def test_training_goes_on_for_longer() -> None:

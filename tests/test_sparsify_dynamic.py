@@ -1,5 +1,6 @@
 """Masks that are chosen once, and masks that drop and grow: on eight weights worked out by hand."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -249,6 +250,11 @@ def test_dsr_leaves_every_layer_at_least_one_weight(alpha: float) -> None:
 
 
 # --- sharing out --------------------------------------------------------------------------------------------------
+
+
+def test_share_of_what_is_no_number() -> None:
+    with pytest.raises(FloatingPointError, match="finite numbers, got .*'a': nan"):
+        share(2, {"a": math.nan, "b": 1.0}, {"a": 5, "b": 5})
 
 
 def test_share_by_hand() -> None:

@@ -32,6 +32,21 @@ def test_iterative_pruning_never_revives() -> None:
     assert len(previous) == 4
 
 
+@pytest.mark.parametrize("sparsity", [0.25, 0.75])
+def test_iterative_pruning_goes_on_for_longer(sparsity: float) -> None:
+    model = Rows(a=[0.1, -0.8, 0.2, 0.7, -0.3, 0.6, 0.4, -0.5])
+    short = sgd(model, pp.IterativePruning(sparsity, steps=10, interval=1))
+    for _ in range(7):
+        push(model, short, a=[0.0] * 8)
+    longer = sgd(model, pp.IterativePruning(sparsity, steps=20, interval=1))
+    longer.load_state_dict(short.state_dict())
+    left = on(short)
+    assert len(left) < 8
+    for _ in range(3):
+        push(model, longer, a=[0.0] * 8)
+        assert on(longer) == left
+
+
 def test_iterative_pruning_takes_each_layer_along_its_own_curve() -> None:
     model = Rows(a=[float(i) for i in range(1, 9)], b=[float(i) for i in range(1, 9)])
     optimizer = sgd(model, pp.IterativePruning(0.75, start=0, stop=2, interval=1, layers={"b.*": 0.5}))

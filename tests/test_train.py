@@ -49,7 +49,7 @@ class RandomBatches:
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.BatchNorm1d(7), nn.Dropout(0.2), nn.Linear(7, 3))
 
 
 def train(folder: Path, stop_at: int | None = None, make: Any = torch.optim.SGD, **options: Any) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.rnn import PackedSequence
 
 from powerprop.allocate import Layers
 from powerprop.modes import evaluating
@@ -29,6 +30,8 @@ __all__ = ["Density", "Flops", "count_flops", "layer_densities"]
 
 Density = Mapping[str, float | Tensor]
 """By weight name: the fraction kept, or a mask; weights that are not named are dense."""
+
+_COUNTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 
 class Terms(NamedTuple):
@@ -136,11 +139,12 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
     """Count by one forward pass in eval mode; the model is left as it was.
 
     inputs: a batch, or the shape of one example, e.g. (3, 224, 224), which runs without computing anything.
-    where: the weights that count; by default those of all linear, convolutional and attention layers.
+    where: the weights that count; by default those of all linear, convolutional and attention layers. Recurrent ones
+        can be counted too; norms, biases and embeddings count 0.
     A weight that the pass does not reach counts 0; one that it uses twice counts twice.
     """
     counts = dict.fromkeys(select(model, where), 0.0)
-    with _counting(model, counts), evaluating(model), torch.no_grad():
+    with _uncompiled(model), _counting(model, counts), evaluating(model), torch.no_grad():
         examples = _run(model, inputs)
     if not sum(counts.values()):
         raise ValueError(f"the forward pass of {type(model).__name__} used none of its weights: {list(counts)}")
@@ -178,6 +182,12 @@ def _run(model: nn.Module, inputs: Tensor | Sequence[int]) -> int:
     return 1
 
 
+def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """Compiled modules run as they were written, for as long as this lasts: compiled code knows no new hooks."""
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
 @contextmanager
 def _counting(model: nn.Module, counts: dict[str, float]) -> Iterator[None]:
     """Hooks that add the FLOPs of every layer's weights to `counts` as it is called."""
@@ -186,6 +196,7 @@ def _counting(model: nn.Module, counts: dict[str, float]) -> Iterator[None]:
     for module in model.modules():
         used = {attribute: p for attribute, p in _weights(module).items() if id(p) in known}
         for attribute, param in used.items():
+            _check_countable(module, param, known[id(param)])
             hook = _hook(attribute, param.numel(), known[id(param)], counts)
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
     try:
@@ -201,6 +212,12 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
     if isinstance(module, nn.MultiheadAttention):
         own["out_proj.weight"] = module.out_proj.weight
     return own
+
+
+def _check_countable(module: nn.Module, param: Tensor, name: str) -> None:
+    if param.ndim > 1 and not isinstance(module, (*_COUNTED, nn.Embedding, nn.EmbeddingBag)):
+        kinds = ", ".join(kind.__name__.strip("_") for kind in _COUNTED)
+        raise ValueError(f"cannot tell how often {type(module).__name__} multiplies {name!r}; countable are {kinds}")
 
 
 def _hook(attribute: str, size: int, name: str, counts: dict[str, float]) -> Callable[..., None]:
@@ -219,6 +236,10 @@ def _positions(module: nn.Module, attribute: str, args: tuple[Any, ...], kwargs:
         return source.numel() / module.in_channels
     if isinstance(module, _ConvNd):
         return float(out.numel() / module.out_channels)
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        sequence: Tensor | PackedSequence = args[0] if args else kwargs["input"]
+        steps = sequence.data if isinstance(sequence, PackedSequence) else sequence
+        return steps.numel() / module.input_size
     return float(out.numel() / module.out_features) if isinstance(module, (nn.Linear, nn.Bilinear)) else 0.0
 
 

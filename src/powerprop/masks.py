@@ -81,13 +81,13 @@ class Masks(Mapping[str, Tensor]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Masks):
             return NotImplemented
-        return self.keys() == other.keys() and all(torch.equal(m, other[n]) for n, m in self.items())
+        return self.keys() == other.keys() and all(torch.equal(m, other[n].to(m.device)) for n, m in self.items())
 
     __hash__ = None  # type: ignore[assignment]
 
     def _combine(self, other: Mapping[str, Tensor], op: Callable[[Tensor, Tensor], Tensor]) -> Masks:
         self._check_like(other)
-        return Masks({n: op(m, other[n]) for n, m in self.items()})
+        return Masks({n: op(m, other[n].to(m.device)) for n, m in self.items()})
 
     def _check_like(self, other: Mapping[str, Tensor]) -> None:
         if self.keys() != other.keys():

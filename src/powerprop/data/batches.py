@@ -29,6 +29,8 @@ class Batches:
     ) -> None:
         if len(x) != len(y):
             raise ValueError(f"x and y must have the same length, got {len(x)} and {len(y)}")
+        if x.device != y.device:
+            raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
         if not 1 <= batch_size <= len(x):
             raise ValueError(f"batch_size must be in 1..{len(x)} (the number of images), got {batch_size}")
         self.x, self.y, self.batch_size, self.generator, self.augment = x, y, batch_size, generator, augment

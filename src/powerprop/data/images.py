@@ -28,6 +28,10 @@ class Splits(NamedTuple):
         """The same splits with f applied to the images of each."""
         return Splits(*(Part(f(part.x), part.y) for part in self))
 
+    def to(self, device: torch.device | str) -> Splits:
+        """The same splits with images and labels on a device."""
+        return Splits(*(Part(part.x.to(device), part.y.to(device)) for part in self))
+
 
 @dataclass(frozen=True)
 class Images:

@@ -196,7 +196,8 @@ def rate_factor(config: Config, step: int, steps: int) -> float:
     """The learning rate at a step, relative to η: warm-up, then a tenth after each drop."""
     epoch, after = (EPOCHS * s / steps for s in (step, step + 1))
     dropped = sum(epoch >= drop for drop in config.drops)
-    return min(1.0, after / config.warmup) * 0.1**dropped
+    warm = min(1.0, after / config.warmup) if config.warmup else 1.0
+    return warm * 0.1**dropped
 
 
 def train_cell(

@@ -138,7 +138,7 @@ def prepare(config: Config) -> None:
 def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
     """Train one network and prune it to every fraction of the grid."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    splits = load_splits(config).map(lambda x: x.to(device))
+    splits = load_splits(config).to(device)
     # The same seed gives every arm the same initial weights and the same batches.
     model = build(config, job.settings["seed"]).to(device)
     before = pruning.weights_of(model)

@@ -131,19 +131,25 @@ def exact(run: dict[str, Any]) -> bool:
 
 
 def exactness(config: Config, found: Found) -> Table:
-    """Whether every run has exactly the sparsity asked, and what that is over all layers."""
+    """Whether every run has exactly the sparsity asked, what that is over all layers, and what an image costs then."""
     rows: list[list[Any]] = []
     for column in config.columns:
         runs = [r for row in config.rows if ROWS[row].method != "dense" for r in found(row, column) if "kept" in r]
-        good = sum(map(exact, runs))
-        over_all = f"{min(r['sparsity'] for r in runs):.4%} … {max(r['sparsity'] for r in runs):.4%}"
-        rows.append([title_of(column), f"{good} of {len(runs)}", over_all])
+        over_all, cost = extent(runs, "sparsity", ".4%"), extent(runs, "inference_flops", ".3f")
+        rows.append([title_of(column), f"{sum(map(exact, runs))} of {len(runs)}", over_all, cost])
     caption = "Counts are compared weight by weight. The last layer has its own rule unless the distribution is ERK."
-    return Table("Exact counts", ["asked", "runs that meet it exactly", "sparsity of all layers"], rows, caption)
+    columns = ["asked", "runs that meet it exactly", "sparsity of all layers", "inference FLOPs (dense = 1)"]
+    return Table("Exact counts", columns, rows, caption)
+
+
+def extent(runs: Sequence[dict[str, Any]], key: str, digits: str) -> str:
+    """The smallest and the largest value of the runs."""
+    values = [format(run[key], digits) for run in sorted(runs, key=lambda run: run[key])]
+    return " … ".join(dict.fromkeys([values[0], values[-1]])) if values else ""
 
 
 def extended(config: Config, found: Found) -> Table:
-    """More cycles at the column of the choice, with the inference FLOPs of the result."""
+    """More cycles at the column of the choice."""
     columns: list[str | Column] = [
         "method",
         *(Column(f"{m}x", "max", 2, percent=True) for m in (1, *config.multipliers)),
@@ -174,10 +180,11 @@ def stats(config: Config, found: Found) -> list[Stat]:
     """Headline: the best method at each extreme sparsity."""
     tiles = []
     for column in config.columns[-4:]:
-        means = {row: m for row in config.rows if row in config.rows and (m := mean(found(row, column))) is not None}
-        sparse = {row: m for row, m in means.items() if ROWS[row].method != "dense"}
-        best = max(sparse, key=lambda row: sparse[row])
-        tiles.append(Stat(f"best at {title_of(column)}", f"{sparse[best]:.2%}", ROWS[best].label))
+        rows = [row for row in config.rows if ROWS[row].method != "dense"]
+        means = {row: m for row in rows if (m := mean(found(row, column))) is not None}
+        if means:
+            best = max(means, key=lambda row: means[row])
+            tiles.append(Stat(f"best at {title_of(column)}", f"{means[best]:.2%}", ROWS[best].label))
     return tiles
 
 

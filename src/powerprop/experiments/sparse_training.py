@@ -128,7 +128,7 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task, settings = TASKS[config.task], job.settings
     row = ROWS[settings["row"]]
-    splits = load_splits(config).map(lambda x: x.to(device))
+    splits = load_splits(config).to(device)
     # The same seed gives every row the same initial weights and the same batches.
     model = task.build(torch.Generator().manual_seed(settings["seed"])).to(device)
     if config.task == "cifar10":

@@ -38,7 +38,7 @@ def jobs(config: Config, results: Results) -> list[Job]:
     if any(j.key not in results for j in tuning):
         return _once(tuning)
     cells = [(row, column, 1) for row in config.rows for column in columns_of(config, row)]
-    longer = [(row, config.tune_at, m) for row in config.extended for m in config.multipliers]
+    longer = [(row, column_of(row, config.tune_at), m) for row in config.extended for m in config.multipliers]
     chosen = {row: chosen_lr(config, row, results) for row in rows}
     table = [job(config, r, c, chosen[r], seed, m) for r, c, m in cells + longer for seed in seeds]
     return _once(tuning + table)

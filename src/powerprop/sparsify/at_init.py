@@ -54,4 +54,14 @@ def _sensitivity(optimizer: Powerprop) -> dict[str, Tensor]:
                 f"in the loss; leave it out through where="
             )
         scores[name] = (grad * optimizer.masters[name].param).abs()
+    if not any(score.any() for score in scores.values()):
+        raise ValueError(_nothing_to_rank(optimizer))
     return scores
+
+
+def _nothing_to_rank(optimizer: Powerprop) -> str:
+    zero = [n for n, m in optimizer.masters.items() if not m.param.any()]
+    reason = (
+        f"{', '.join(map(repr, zero))} hold zeros alone, which no gradient passes" if zero else "no gradient arrives"
+    )
+    return f"SNIP's scores |w · ∂L/∂w| are all 0, so that no weight is better than another: {reason}"

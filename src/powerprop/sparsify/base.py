@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -149,6 +150,8 @@ def share(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> 
     """
     if total > sum(room.values()):
         raise ValueError(f"{total} weights to place, but there is room for {sum(room.values())}")
+    if not math.isfinite(sum(weights.values())):
+        raise FloatingPointError(f"shares must be finite numbers, got {dict(weights)}")
     exact = _fill(total, weights, room)
     counts = {n: min(room[n], int(x + 1e-9)) for n, x in exact.items()}
     for name in sorted(counts, key=lambda n: counts[n] - exact[n]):

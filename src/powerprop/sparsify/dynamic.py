@@ -6,6 +6,7 @@ unless α > 1: φ = 0 would never move, so it starts with the magnitude at which
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,16 @@ class SET(Method):
         self.interval = whole(self.interval, "interval")
         self.last = moment(self.stop, self.steps, "stop")
         self.rate = self.fraction if callable(self.fraction) else self.schedule(_checked(self.fraction))
+
+    def attach(self, optimizer: Powerprop) -> None:
+        """Warn if a training that is long enough for an update has none; then as every method."""
+        if self.last <= self.interval <= (self.steps or 0):
+            warnings.warn(
+                f"{type(self).__name__} never moves its masks: its first update would be at step {self.interval} "
+                f"(interval), but they stay for good from step {self.last} (stop={self.stop!r}, steps={self.steps})",
+                stacklevel=3,
+            )
+        super().attach(optimizer)
 
     def schedule(self, fraction: float) -> Schedule:
         """How the fraction of dropped weights develops."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from powerprop.allocate import kept, overrides
+from powerprop.entries import count
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, cubic, moment, period
 from powerprop.sparsify.base import Method, active, set_mask, top_among
@@ -46,11 +47,11 @@ class IterativePruning(Method):
         weights = {n: m.param for n, m in optimizer.masters.items()}
         if self.distribution != "global":
             counts = allocate(weights, self.sparsity, self.distribution, self.layers)
-            self.final = {(n,): count for n, count in counts.items()}
+            self.final = {(n,): keeps for n, keeps in counts.items()}
             return
         own = overrides({n: w.shape for n, w in weights.items()}, self.sparsity, self.layers)
         rest = tuple(n for n in weights if n not in own)
-        self.final = {(n,): count for n, count in own.items()}
+        self.final = {(n,): keeps for n, keeps in own.items()}
         if rest:
             self.final[rest] = kept(sum(weights[n].numel() for n in rest), self.sparsity)
 
@@ -66,7 +67,8 @@ class IterativePruning(Method):
         masters = [optimizer.masters[n] for n in names]
         weight = torch.cat([m.weight.detach().flatten() for m in masters])
         alive = torch.cat([active(m).flatten() for m in masters])
-        count = weight.numel() - round((weight.numel() - final) * self.progress(self.step))
-        masks = torch.split(top_among(weight, alive, count), [m.param.numel() for m in masters])
+        wanted = weight.numel() - round((weight.numel() - final) * self.progress(self.step))
+        there = count(alive)  # a training that goes on for longer than planned is behind what was pruned already
+        masks = torch.split(top_among(weight, alive, min(wanted, there)), [m.param.numel() for m in masters])
         for name, mask, master in zip(names, masks, masters, strict=True):
             set_mask(optimizer, name, mask.view(master.param.shape))

@@ -40,7 +40,8 @@ def _kth_smallest(flat: Tensor, k: int) -> Tensor:
     It is slow again where many of the lowest are equal, as zeros and masked weights are: these are set aside first.
     """
     if flat.device.type != "cpu" or flat.dtype not in (torch.float32, torch.float64):
-        return flat.float().kthvalue(k + 1).values
+        wide = flat if flat.dtype == torch.float64 else flat.float()
+        return wide.kthvalue(k + 1).values
     scores = flat.numpy()
     lowest = scores.min()
     higher = scores > lowest

@@ -18,6 +18,7 @@ from powerprop.train.checkpoint import CheckpointError, load_checkpoint, save_ch
 from powerprop.train.distributed import ALONE, Ranks
 from powerprop.train.log import MetricsLog
 from powerprop.train.precision import FULL, Precision
+from powerprop.train.randomness import random_state, set_random_state
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = Callable[[int], float]
@@ -81,7 +82,7 @@ def fit(
     with _scheduled(optimizer, schedule) as set_rates:
         tally = LossTally(device, ranks)
         parts = {"model": model, "optimizer": optimizer, "batches": batches, "loss": tally, **precision.parts()}
-        start = ranks.agree(_resume(checkpoint, parts, log, steps), "the step of the checkpoint")
+        start = ranks.agree(_resume(checkpoint, parts, log, steps, ranks, device), "the step of the checkpoint")
         check_alike(model, optimizer, ranks)
         network = ranks.wrap(model)
         latest: dict[str, float] = {}
@@ -110,8 +111,9 @@ def fit(
             if checkpoint is not None and _due(step, steps, checkpoint_every):
                 tally.mean(step)
                 _check_weights(model, step)
+                random = ranks.gather(random_state(device))
                 if ranks.main:
-                    save_checkpoint(checkpoint, _state(parts, log, step))
+                    save_checkpoint(checkpoint, _state(parts, log, step) | {"random": random})
                 ranks.barrier()
         ranks.broadcast_buffers(model)
 
@@ -172,7 +174,14 @@ def _scheduled(optimizer: Optimizer, schedule: Schedule | None) -> Iterator[Call
         scale(1.0)
 
 
-def _resume(path: str | Path | None, parts: dict[str, Any], log: MetricsLog | None, steps: int) -> int:
+def _resume(
+    path: str | Path | None,
+    parts: dict[str, Any],
+    log: MetricsLog | None,
+    steps: int,
+    ranks: Ranks,
+    device: torch.device,
+) -> int:
     """Bring everything to the state of the checkpoint, if there is one, and return its step."""
     if path is None or not Path(path).exists():
         if log is not None:
@@ -186,6 +195,7 @@ def _resume(path: str | Path | None, parts: dict[str, Any], log: MetricsLog | No
         raise CheckpointError(f"{path} was made at step {step}, after the {steps} steps asked for")
     for name, part in parts.items():
         part.load_state_dict(state[name])
+    set_random_state(state.get("random", ()), ranks.rank, device)  # older checkpoints have none
     if log is not None:
         log.rewind(state["log"])
     return step
