@@ -1,6 +1,7 @@
 """What every continual learner promises: it learns, keeps what it protects, repeats itself, and survives a restart."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 from nets import same
 from powerprop.continual import Accuracies, EfficientPackNet, PackNet, accuracy_on, learn_stream, make_task
+from powerprop.continual.subnets import Subnetworks
+from powerprop.train import NonFiniteError
 from tasks import (
     CLASSES,
     NormNet,
@@ -48,7 +51,7 @@ def test_logits_of_earlier_tasks_are_bit_identical(method: str, optimizer: str, 
 def test_frozen_weights_take_no_part_in_clipping(method: str) -> None:
     ours = learner(method, clip=1e-3)
     ours.learn(toy_task(0))
-    ours.nets.open()  # type: ignore[attr-defined]
+    ours.open_task(toy_task(1))
     ours.step(*toy_task(1).test())
     norms = [p.grad.norm() for p in ours.model.parameters() if p.grad is not None]
     share = ours.optimizer.trainable.density()  # few weights may not move farther than many
@@ -227,3 +230,72 @@ def test_an_unreachable_target_takes_the_densest_and_says_so() -> None:
     with pytest.warns(UserWarning, match="toy 0: no sub-network of 2% of the weights or fewer .* the densest is taken"):
         ours.learn(toy_task(0))
     assert ours.nets.masks.used() == pytest.approx(0.02, abs=1e-3)
+
+
+@every_masking
+def test_a_task_that_diverges_leaves_the_others_alone(method: str) -> None:
+    ours = learner(method, steps=20)
+    ours.learn(toy_task(0))
+    before = ours.logits(toy_task(0).test().x, 0)
+    (group,) = ours.optimizer.param_groups
+    group["lr"], rate = 1e30, group["lr"]
+    with pytest.raises(NonFiniteError):
+        ours.learn(toy_task(1))
+    assert torch.equal(ours.logits(toy_task(0).test().x, 0), before)
+    group["lr"] = rate
+    ours.learn(toy_task(1))
+    assert torch.equal(ours.logits(toy_task(0).test().x, 0), before)
+    assert accuracy_on(ours, toy_task(1), "task-incremental") > 0.5
+
+
+@every_masking
+def test_a_step_outside_of_a_task_moves_nothing(method: str) -> None:
+    ours = learner(method, steps=20)
+    for index in range(2):
+        ours.learn(toy_task(index))
+    x = toy_task(0).test().x
+    before = [ours.logits(x, index) for index in range(2)]
+    ours.step(*toy_task(0).train())
+    assert all(torch.equal(ours.logits(x, index), before[index]) for index in range(2))
+
+
+@every_masking
+def test_packing_that_was_interrupted_is_noticed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    ours = learner(method, steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Subnetworks, "show", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ours.learn(toy_task(0))
+    with pytest.raises(RuntimeError, match="1 tasks are packed, but the learner has learned 0"):
+        ours.learn(toy_task(0))
+
+
+def test_a_network_that_moves_answers_at_once() -> None:
+    ours = learner(steps=20)
+    ours.learn(toy_task(0))
+    x = toy_task(0).test().x
+    before = ours.logits(x, 0)
+    ours.model.double()
+    assert torch.allclose(ours.logits(x.double(), 0).float(), before, atol=1e-5)
+    assert all(m.phi is not None and m.phi.dtype == torch.float64 for m in ours.optimizer.masters.values())
+
+
+@pytest.fixture
+def float64_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("float64_by_default")
+@pytest.mark.parametrize("how", ["shortlist", "exhaustive", "oneshot", "binary"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_tasks_are_inferred_in_every_precision(how: str, dtype: torch.dtype) -> None:
+    ours = learner(steps=20, model=toy_model().to(dtype))
+    for index in range(2):
+        x, y = toy_task(index).train()
+        ours.learn(make_task((x.to(dtype), y), index=index))
+    assert ours.predict(toy_task(1).test().x.to(dtype), method=how).task.unique().numel() == 1  # type: ignore[call-arg]

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from powerprop.continual import EfficientPackNet, PackNet, Strategy, make_task
+from powerprop.continual import EfficientPackNet, PackNet, Strategy, accuracy_on, learn_stream, make_task
 from tasks import (
     CLASSES,
+    FEATURES,
     OPTIMIZERS,
     every_masking,
     every_method,
@@ -27,6 +28,8 @@ BAD: list[tuple[type[Strategy], dict[str, Any], str]] = [
     (EfficientPackNet, {"steps": 0}, "steps must be at least 1, got 0"),
     (EfficientPackNet, {"labels": "both"}, "labels must be .*, got 'both'"),
     (EfficientPackNet, {"clip": 0.0}, r"clip must be a positive norm, got 0\.0"),
+    (EfficientPackNet, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    (EfficientPackNet, {"seed": -1}, "seed must be at least 0, got -1"),
     (PackNet, {"tasks": 0}, "tasks must be at least 1, got 0"),
 ]
 
@@ -144,3 +147,57 @@ def test_inputs_of_one_number_each() -> None:
         x = torch.arange(60) % 10 + 10 * t
         ours.learn(make_task((x, x % 3), index=t))
     assert (ours.predict(torch.arange(10)).task == 0).all()
+
+
+def test_an_optimizer_that_asks_for_a_closure_is_refused() -> None:
+    with pytest.raises(TypeError, match="one gradient, but LBFGS asks for a closure"):
+        Strategy(toy_model(), torch.optim.LBFGS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"model": toy_model(outputs=2)},
+            r"labels='task' needs 3 outputs for its classes \(0, 1, 2\), the model has 2",
+        ),
+        ({"labels": "stream"}, r"labels='stream' needs 6 outputs for its classes \(3, 4, 5\), the model has 3"),
+        ({"head_count": 1}, "toy 1: 'heads' has no head '1', it has 0"),
+    ],
+)
+def test_a_network_with_too_few_outputs_is_named(options: dict[str, Any], message: str) -> None:
+    ours = learner("naive", steps=1, **options)
+    with pytest.raises(ValueError, match=message):
+        learn_stream(ours, [toy_task(0), toy_task(1)])
+
+
+def test_arguments_of_predict_are_checked_before_training() -> None:
+    for method, message in (("epn", "unexpected keyword argument 'checkpont'"), ("naive", "got also checkpont")):
+        ours = learner(method)
+        with pytest.raises(TypeError, match=message):
+            learn_stream(ours, [toy_task(0)], checkpont="x")
+        assert not ours.tasks
+    with pytest.raises(ValueError, match="group must be .*, got 0"):
+        learn_stream(learner(), [toy_task(0)], group=0)
+
+
+def test_forward_transfer_without_outputs_for_it_is_refused() -> None:
+    ours = learner("naive", labels="stream", model=toy_model(outputs=6))
+    with pytest.raises(ValueError, match="a task has no classes among the outputs before it is learned"):
+        learn_stream(ours, [toy_task(0), toy_task(1)], future=True)
+
+
+def test_class_incremental_needs_classes_of_its_own_for_each_task() -> None:
+    x, y = torch.randn(20, FEATURES), torch.arange(20) % 2
+    stream = [make_task((x, y), index=i) for i in range(2)]
+    message = r"classes that no two tasks share, got \[0, 1\] more than once"
+    ours = learner(steps=1)
+    with pytest.raises(ValueError, match=message):
+        learn_stream(ours, stream, ("class-incremental",))
+    assert len(ours.tasks) == 1
+    ours.learn(stream[1])
+    with pytest.raises(ValueError, match=message):
+        accuracy_on(ours, stream[0], "class-incremental")
+    for classes in ((4, 4), (-1, -2)):
+        with pytest.raises(ValueError, match=rf"classes must be different numbers from 0 on, got \({classes[0]}, "):
+            make_task((x, y), classes=classes)

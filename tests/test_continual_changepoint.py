@@ -93,7 +93,11 @@ def test_bad_arguments() -> None:
         BoundaryFinder(learner(), certainty=2)
     with pytest.raises(ValueError, match=r"confirm must be in 1\.\.2 \(the delay\), got 3"):
         BoundaryFinder(learner(), delay=2)
-    with pytest.raises(ValueError, match="least >= 1 and memory >= 4, got 100 and 2"):
+    with pytest.raises(ValueError, match=r"least >= 10 \(twice the delay\) and memory >= 4, got 9 and 200"):
+        BoundaryFinder(learner(), least=9)
+    with pytest.raises(ValueError, match=r"delay must be below 5 \(the detector's longest\), got 5"):
+        BoundaryFinder(learner(), ChangePointDetector(longest=5))
+    with pytest.raises(ValueError, match="memory >= 4, got 100 and 2"):
         BoundaryFinder(learner(), memory=2)
 
 

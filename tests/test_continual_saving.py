@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nets import same
-from powerprop.continual import Strategy
+from powerprop.continual import Strategy, make_task
 from powerprop.continual.saving import FORMAT, read_learner, write_learner
 from tasks import (
     CLASSES,
@@ -188,3 +188,26 @@ def test_three_hundred_tasks(tmp_path: Path) -> None:
         assert torch.equal(ours.logits(toy_task(t).test().x, t), logits)
         assert torch.equal(again.logits(toy_task(t).test().x, t), logits)
     assert len(ours.tasks) == 300
+
+
+@both_alphas
+def test_half_precision_learners_are_the_same_after_loading(alpha: float, tmp_path: Path) -> None:
+    ours, again = (learner("epn", alpha=alpha, steps=20, model=toy_model().bfloat16()) for _ in range(2))
+    for index in range(2):
+        x, y = toy_task(index).train()
+        ours.learn(make_task((x.bfloat16(), y), index=index))
+    ours.save(tmp_path / "l")
+    again.load(tmp_path / "l")
+    inputs = toy_task(0).test().x.bfloat16()
+    assert all(torch.equal(ours.logits(inputs, index), again.logits(inputs, index)) for index in range(2))
+
+
+def test_powers_of_groups_are_compared(tmp_path: Path) -> None:
+    def make(alpha: float) -> Strategy:
+        return Strategy(toy_model(), lambda p: torch.optim.SGD([{"params": p, "alpha": alpha}], lr=0.1), steps=2)
+
+    ours = make(2.0)
+    ours.learn(toy_task(0))
+    ours.save(tmp_path / "l")
+    with pytest.raises(ValueError, match=r"alphas.*2\.0.*3\.0"):
+        make(3.0).load(tmp_path / "l")

@@ -75,7 +75,7 @@ class Powerprop(Optimizer):
         self.sparsify: Sparsifier | None = None
         self.masters: dict[str, Master] = {}
         self._alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
-        self._asks_for_closure = _asks_for_closure(optimizer)
+        self.asks_for_closure = _asks_for_closure(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         if not self.masters:
@@ -135,7 +135,7 @@ class Powerprop(Optimizer):
         busy = [m for m in self.masters.values() if not m.idle]
         for master in busy:
             master.before_step()
-        if closure is not None and self._asks_for_closure:
+        if closure is not None and self.asks_for_closure:
             closure = _confined(closure, busy)
         with self._proxied(closure) as wrapped:
             loss = self.base.step() if wrapped is None else self.base.step(wrapped)

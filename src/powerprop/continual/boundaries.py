@@ -14,7 +14,20 @@ from powerprop.continual.strategy import LAYERS, Strategy
 from powerprop.continual.task import Task, derived_seed, drawing_from, make_task
 from powerprop.modes import evaluating
 
-__all__ = ["BoundaryFinder"]
+__all__ = ["BoundaryFinder", "check_finding"]
+
+
+def check_finding(delay: int, confirm: int, certainty: float, least: int, memory: int) -> None:
+    """Settings of a `BoundaryFinder` that cannot work are an error.
+
+    Of no more losses than `delay` a change within them is certain; a task that was found begins with those that waited.
+    """
+    if not 0 < certainty < 1:
+        raise ValueError(f"certainty must be in (0, 1), got {certainty}")
+    if not 1 <= confirm <= delay:
+        raise ValueError(f"confirm must be in 1..{delay} (the delay), got {confirm}")
+    if memory < 4 or least < 2 * delay:
+        raise ValueError(f"expected least >= {2 * delay} (twice the delay) and memory >= 4, got {least} and {memory}")
 
 
 class BoundaryFinder:
@@ -46,13 +59,10 @@ class BoundaryFinder:
         memory: int = 200,
         classes: Sequence[int] = tuple(range(10)),
     ) -> None:
-        if not 0 < certainty < 1:
-            raise ValueError(f"certainty must be in (0, 1), got {certainty}")
-        if not 1 <= confirm <= delay:
-            raise ValueError(f"confirm must be in 1..{delay} (the delay), got {confirm}")
-        if memory < 4 or least < 1:
-            raise ValueError(f"expected least >= 1 and memory >= 4, got {least} and {memory}")
+        check_finding(delay, confirm, certainty, least, memory)
         self.learner, self.detector = learner, detector or ChangePointDetector()
+        if delay >= self.detector.longest:
+            raise ValueError(f"delay must be below {self.detector.longest} (the detector's longest), got {delay}")
         self.delay, self.confirm, self.certainty, self.least = delay, confirm, certainty, least
         self.classes = tuple(classes)
         self.waiting: deque[tuple[Tensor, Tensor]] = deque()

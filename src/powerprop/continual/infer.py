@@ -64,7 +64,7 @@ def entropies(nets: Subnetworks, x: Tensor, columns: Columns, wanted: Tensor | N
 
     wanted: (tasks, inputs) booleans; the others are infinite and cost nothing.
     """
-    found = torch.full((nets.masks.tasks, len(x)), torch.inf)
+    found = torch.full((nets.masks.tasks, len(x)), torch.inf, dtype=torch.float32)
     for task in nets.task_numbers():
         rows = None if wanted is None else wanted[task].nonzero()[:, 0]
         if rows is not None and not len(rows):

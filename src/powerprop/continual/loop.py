@@ -10,7 +10,7 @@ from typing import Any
 from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.strategy import Progress, Strategy
 from powerprop.continual.subnets import Subnetworks
-from powerprop.continual.task import Scenario, Task, check_scenario
+from powerprop.continual.task import Scenario, Task, check_distinct, check_scenario
 
 __all__ = ["learn_stream"]
 
@@ -40,9 +40,12 @@ def learn_stream(
         learner.load(checkpoint)
     if future:
         _check_future(learner, scenarios)
+    learner.check_how(**how)
     rows = _rows(learner, len(stream), scenarios)
     for index in range(learner.current, len(stream)):
         task = _numbered(stream, index)
+        if "class-incremental" in scenarios:
+            check_distinct([*(each.classes for each in learner.tasks), task.classes])
         learner.learn(task, progress)
         known = [_numbered(stream, j) for j in range(len(stream) if future else index + 1)]
         for scenario in scenarios:
@@ -84,6 +87,7 @@ def _check_rows(rows: Mapping[str, Sequence[Sequence[float]]], learned: int, sce
 
 def _check_future(learner: Strategy, scenarios: Sequence[Scenario]) -> None:
     masks = any(isinstance(part, Subnetworks) for part in learner.parts.values())
-    if masks and "task-incremental" in scenarios:
-        text = "a task has no sub-network before it is learned, so that with future=True scenarios must be others than"
+    missing = "sub-network" if masks else "classes among the outputs" if learner.labels == "stream" else None
+    if missing and "task-incremental" in scenarios:
+        text = f"a task has no {missing} before it is learned, so that with future=True scenarios must be others than"
         raise ValueError(f"{text} task-incremental, got {', '.join(scenarios)}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from powerprop.continual.strategy import Strategy
-from powerprop.continual.task import Prediction, Scenario, Task, check_scenario
+from powerprop.continual.task import Prediction, Scenario, Task, check_distinct, check_scenario
 from powerprop.data.images import Part
 
 __all__ = ["Accuracies", "accuracy_on", "correct"]
@@ -23,6 +23,8 @@ def accuracy_on(learner: Strategy, task: Task, scenario: Scenario, part: Part | 
     how: further arguments of the learner's `predict`, such as the size of the groups that share a task.
     """
     check_scenario(scenario)
+    if scenario == "class-incremental":
+        check_distinct([each.classes for each in learner.tasks])
     x, y = task.test() if part is None else part
     given = task.index if scenario == "task-incremental" else None
     return correct(learner, learner.predict(x, given, **how), task, y, scenario)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from powerprop.continual import search as searches
 from powerprop.continual.infer import check_how, infer
-from powerprop.continual.strategy import WEIGHTS, OptimizerFactory, Progress, Strategy
+from powerprop.continual.strategy import REVIVED, WEIGHTS, OptimizerFactory, Progress, Strategy
 from powerprop.continual.subnets import Subnetworks, Weights
 from powerprop.continual.task import Prediction, Task, entropy, no_answers
 from powerprop.continual.taylor import loss_increase, removal_costs
@@ -69,7 +69,7 @@ class PackNet(Strategy):
         """All weights are used, the free ones are trained."""
         if self.current >= self.share:
             raise ValueError(f"PackNet was made for tasks={self.share}, got one more: no weights are left for it")
-        self.nets.open()
+        self.nets.open(self.current, self.generator(REVIVED))
 
     def after_backward(self) -> None:
         self.nets.drop_gradients()
@@ -83,6 +83,9 @@ class PackNet(Strategy):
 
     def predict(self, x: Tensor, task: int | None = None, **how: Any) -> Prediction:
         return answer(self, x, task, **how)
+
+    def check_how(self, **how: Any) -> None:
+        check_answer(**how)
 
     def logits(self, x: Tensor, task: int | None) -> Tensor:
         return subnetwork_logits(self, x, task)
@@ -146,7 +149,7 @@ class EfficientPackNet(Strategy):
 
     def begin_task(self, task: Task) -> None:
         """All weights are used, the free ones are trained."""
-        self.nets.open()
+        self.nets.open(self.current, self.generator(REVIVED))
 
     def after_backward(self) -> None:
         self.nets.drop_gradients()
@@ -163,6 +166,9 @@ class EfficientPackNet(Strategy):
 
     def predict(self, x: Tensor, task: int | None = None, **how: Any) -> Prediction:
         return answer(self, x, task, **how)
+
+    def check_how(self, **how: Any) -> None:
+        check_answer(**how)
 
     def logits(self, x: Tensor, task: int | None) -> Tensor:
         return subnetwork_logits(self, x, task)
@@ -237,9 +243,7 @@ def answer(
     method, group, candidates: how the task is inferred, see `infer`.
     unknown: inputs (groups of them) whose entropy exceeds this fraction of its maximum are of task -1.
     """
-    check_how(method, group, candidates)
-    if unknown is not None and not 0 < unknown <= 1:
-        raise ValueError(f"unknown must be in (0, 1], a fraction of the largest entropy, got {unknown}")
+    check_answer(method, group, candidates, unknown)
     learner.nets.masks.check(0 if task is None else task)
     if not len(x):
         return no_answers(learner.device)
@@ -247,6 +251,15 @@ def answer(
         return in_task(learner, x, task)
     whole = in_tasks(learner, x, infer(learner.nets, x, learner.own_classes, method, group, candidates))
     return whole if unknown is None else flag_unknown(whole, unknown, group)
+
+
+def check_answer(
+    method: str = "shortlist", group: int | None = None, candidates: int = 4, unknown: float | None = None
+) -> None:
+    """Arguments of `answer` that make no sense are an error."""
+    check_how(method, group, candidates)
+    if unknown is not None and not 0 < unknown <= 1:
+        raise ValueError(f"unknown must be in (0, 1], a fraction of the largest entropy, got {unknown}")
 
 
 def in_tasks(learner: PackNet | EfficientPackNet, x: Tensor, tasks: Tensor) -> Prediction:

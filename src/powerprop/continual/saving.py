@@ -70,7 +70,7 @@ def load_weights(model: nn.Module, optimizer: Powerprop, tensors: Mapping[str, T
     model.load_state_dict(below("model", tensors), strict=False)
     phi = below("phi", tensors)
     for name, master in optimizer.masters.items():
-        if master.alpha > 1:
+        if master.alpha > 1 or phi[name].dtype != master.param.dtype:
             master.restore(phi[name].clone(), None, None)
         master.param.copy_(phi[name] if master.phi is None else master.theta())
 

@@ -44,7 +44,7 @@ class Signatures:
             raise ValueError(f"expected inputs of {known} numbers each, as the tasks have them, got {tuple(x.shape)}")
         variance = self.variance[size]
         spread = variance + variance.mean() / 100 + torch.finfo(torch.float32).tiny
-        found = torch.full((len(self.sizes),), torch.inf)
+        found = torch.full((len(self.sizes),), torch.inf, dtype=torch.float32)
         found[torch.tensor(self.sizes) == size] = ((mean - self.means[size]).square() / spread).mean(1)
         return found
 

@@ -39,7 +39,7 @@ Progress = Callable[[str, int, float], None]
 """Hears the phase of the work, its step and the mean loss since it last heard."""
 
 HEARD_EVERY = 100
-BATCHES, LAYERS, WEIGHTS = range(3)
+BATCHES, LAYERS, WEIGHTS, REVIVED = range(4)
 """Purposes of random numbers; each has a generator of its own for every task."""
 
 
@@ -95,8 +95,9 @@ class Strategy:
         schedule: Callable[[str, float], float] | None = None,
         clip: float | None = None,
     ) -> None:
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        for name, number in {"steps": steps, "batch_size": batch_size, "seed": seed + 1}.items():
+            if number < 1:
+                raise ValueError(f"{name} must be at least {int(name != 'seed')}, got {number - (name == 'seed')}")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be a positive norm, got {clip}")
         if labels not in ("task", "stream"):
@@ -106,6 +107,9 @@ class Strategy:
         self.model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
         self.labels, self.heads, self.schedule, self.clip = labels, heads, schedule, clip
         self.optimizer = Powerprop(optimizer(list(model.parameters())), model, alpha, where)
+        if self.optimizer.asks_for_closure:
+            kind = type(self.optimizer.base).__name__
+            raise TypeError(f"optimizer must step from one gradient, but {kind} asks for a closure")
         self.parts: dict[str, Stateful] = {}
         self.tasks: list[Learned] = []
         self.records: dict[str, Any] = {}
@@ -126,6 +130,7 @@ class Strategy:
         """Begin a task: the optimiser forgets what it remembers of the last one."""
         if task.index != self.current:
             raise ValueError(f"{task.name}: expected the task with index {self.current}, got {task.index}")
+        self._check_head(task)
         self._classes = tuple(task.classes)
         self.optimizer.base.state.clear()
         self.model.train()
@@ -195,7 +200,9 @@ class Strategy:
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """What is minimised on a batch: the cross-entropy of the current task."""
-        return F.cross_entropy(self.outputs(x, self.current), self.targets(y))
+        outputs = self.outputs(x, self.current)
+        self._check_outputs(outputs.shape[1])
+        return F.cross_entropy(outputs, self.targets(y))
 
     def after_backward(self) -> None:
         """Between the gradient and the update: gradients may be changed or dropped here."""
@@ -223,6 +230,11 @@ class Strategy:
             return self._of_stream(logits)
         label = logits.argmax(1)
         return Prediction(torch.full_like(label, task or 0), label, entropy(logits))
+
+    def check_how(self, **how: Any) -> None:
+        """Further arguments that `predict` does not take are an error, before anything is trained."""
+        if how:
+            raise TypeError(f"{type(self).__name__}.predict takes the inputs and a task, got also {', '.join(how)}")
 
     # --- what methods share -------------------------------------------------------------------------------------
 
@@ -265,6 +277,20 @@ class Strategy:
         if task is not None and not 0 <= task < (known if self.labels == "stream" else math.inf):
             raise ValueError(f"task must be in 0..{known - 1} (the tasks learned so far), got {task}")
 
+    def _check_outputs(self, outputs: int) -> None:
+        """An error if there are fewer outputs than classes; a GPU's own would take the whole process with it."""
+        needed = len(self._classes) if self.labels == "task" else max(self._classes, default=-1) + 1
+        if outputs < needed:
+            text = f"task {self.current} with labels={self.labels!r} needs {needed} outputs for its classes"
+            raise ValueError(f"{text} {self._classes}, the model has {outputs}")
+
+    def _check_head(self, task: Task) -> None:
+        if self.heads is None:
+            return
+        heads = [name for name, _ in self.model.get_submodule(self.heads).named_children()]
+        if str(self.current) not in heads:
+            raise ValueError(f"{task.name}: {self.heads!r} has no head '{self.current}', it has {', '.join(heads)}")
+
     def _of_stream(self, logits: Tensor) -> Prediction:
         pairs = [(t, label, number) for t, task in enumerate(self.tasks) for label, number in enumerate(task.classes)]
         tasks, labels, numbers = (torch.tensor(column, device=logits.device) for column in zip(*pairs, strict=True))
@@ -286,7 +312,8 @@ class Strategy:
     def settings(self) -> dict[str, Any]:
         """What a saved learner and the one that takes it up must have in common, besides the model."""
         own = {"method": type(self).__name__, "alpha": self.optimizer.alpha, "seed": self.seed}
-        return own | {"labels": self.labels, "heads": self.heads}
+        alphas = {name: master.alpha for name, master in self.optimizer.masters.items()}  # of groups with their own
+        return own | {"labels": self.labels, "heads": self.heads, "alphas": alphas}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave, in a learner made with the same arguments; all of it or nothing."""

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from powerprop.absorb import masked
 from powerprop.continual.signature import Signatures
 from powerprop.continual.taskmasks import TaskMasks
+from powerprop.entries import count
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
 
@@ -51,10 +53,19 @@ class Subnetworks:
 
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """All weights are used; those that no task has packed are trained."""
+    def open(self, task: int, generator: torch.Generator) -> None:
+        """All weights are used; those that no task has packed are trained.
+
+        task: how many were packed before, according to the learner.
+        generator: draws free weights again that a training which diverged has left without a finite value.
+        """
+        if task != self.masks.tasks:
+            text = f"{self.masks.tasks} tasks are packed, but the learner has learned {task}: packing was interrupted"
+            raise RuntimeError(f"{text}; load the learner that was saved last")
         self._follow()
-        self.optimizer.set_masks(None, self.masks.free() if self.masks.tasks else None)
+        free = self.masks.free()
+        self._draw({n: free[n] & ~m.theta().isfinite() for n, m in self.masters.items()}, generator)
+        self.optimizer.set_masks(None, free if self.masks.tasks else None)
         self._buffers = {}
         if self.masks.tasks:
             self._freeze_buffers()
@@ -85,19 +96,24 @@ class Subnetworks:
     def pack(self, masks: Masks, inputs: Tensor, generator: torch.Generator) -> None:
         """Protect the weights of a new task for good, and initialise again those that no task uses.
 
-        They are drawn evenly from an interval, with the variance of the layer's first weights: the tails of a normal
-        distribution would be among the largest weights, and be taken by the next task, without having learned anything.
-
         inputs: those that the task was trained on, for its signature.
         """
         self.signatures.add(inputs)
         self.masks.add(masks, self._strength())
-        free = self.masks.free()
-        for name, master in self.masters.items():
-            limit = math.sqrt(3) * self.spread[name]
-            fresh = torch.empty(master.param.shape).uniform_(-limit, limit, generator=generator)
-            master.put(free[name], fresh.to(master.param.device))
+        self._draw(self.masks.free(), generator)
         self.show(self.masks.tasks - 1)
+
+    def _draw(self, where: Mapping[str, Tensor], generator: torch.Generator) -> None:
+        """New weights from an interval, with the variance of the layer's first ones.
+
+        The tails of a normal distribution would be among the largest weights, and be taken by the next task, without
+        having learned anything.
+        """
+        for name, master in self.masters.items():
+            if count(where[name]):
+                limit = math.sqrt(3) * self.spread[name]
+                fresh = torch.empty(master.param.shape).uniform_(-limit, limit, generator=generator)
+                master.put(where[name], fresh.to(master.param.device))
 
     def _strength(self) -> Weights:
         return {n: (m.theta() if m.phi is None else m.phi).abs() for n, m in self.masters.items()}
@@ -120,7 +136,7 @@ class Subnetworks:
 
     def masked(self, masks: Mapping[str, Tensor]) -> Weights:
         """θ ⊙ M."""
-        return {n: theta * masks[n] for n, theta in self.theta().items()}
+        return {n: masked(theta, masks[n]) for n, theta in self.theta().items()}
 
     def outputs(self, x: Tensor, weights: Weights, task: int) -> Tensor:
         """The network with other weights than it holds, and the head of a task; the model is not touched."""
@@ -130,13 +146,16 @@ class Subnetworks:
     def show(self, task: int) -> None:
         """Put the sub-network of a task into the model, as a plain sparse network in evaluation mode."""
         self._follow()
-        self.optimizer.set_masks(self.masks.mask(task), None)
+        nothing = Masks({n: torch.zeros_like(m.param, dtype=torch.bool) for n, m in self.masters.items()})
+        self.optimizer.set_masks(self.masks.mask(task), nothing)
         self.model.eval()
 
     def _follow(self) -> None:
         """Forget what was computed from weights that have moved on since, or to another device; so do the masks."""
         seen = tuple((m.param._version, m.param.data_ptr()) for m in self.masters.values())
         if seen != self._seen:
+            for master in self.masters.values():
+                master.sync()
             self._seen, self._theta, self._shown = seen, {}, None
             self.masks.follow({n: m.param.device for n, m in self.masters.items()})
 
@@ -144,7 +163,7 @@ class Subnetworks:
 
     def mixture(self, coefficients: Tensor) -> Weights:
         """θ ⊙ Σ_t π_t M^t, and Σ_t π_t of the heads in the place of the first."""
-        mixed = {n: theta * self.masks.mixture(n, coefficients) for n, theta in self.theta().items()}
+        mixed = {n: theta * self.masks.mixture(n, coefficients).to(theta) for n, theta in self.theta().items()}
         for rest, stack in self._head_stacks().items():
             mixed[f"{self.heads}.0.{rest}"] = torch.einsum("t,t...->...", coefficients.to(stack), stack)
         return mixed

@@ -73,6 +73,8 @@ def make_task(
     parts = {key: _part(name, key, *pair) for key, pair in given.items() if pair is not None}
     top = max(int(part.y.max()) for part in parts.values())
     numbers = tuple(range(1 + max(0, top)) if classes is None else classes)
+    if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
+        raise ValueError(f"task {name!r}: classes must be different numbers from 0 on, got {numbers}")
     for key, part in parts.items():
         _check_range(name, key, part.y, numbers)
     if validation is None:
@@ -117,6 +119,14 @@ def check_scenario(scenario: str) -> None:
     """An unknown scenario is an error that lists the known ones."""
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario must be one of {', '.join(SCENARIOS)}, got {scenario!r}")
+
+
+def check_distinct(classes: Sequence[tuple[int, ...]]) -> None:
+    """Class-incremental evaluation asks which class of all tasks: an error if two tasks share one."""
+    numbers = [number for of_task in classes for number in of_task]
+    if shared := sorted({number for number in numbers if numbers.count(number) > 1}):
+        text = f"class-incremental evaluation needs classes that no two tasks share, got {shared} more than once"
+        raise ValueError(f"{text}; give each task its own through classes=, or evaluate domain-incremental")
 
 
 def derived_seed(seed: int, *parts: int) -> int:

@@ -38,7 +38,7 @@ class TaskMasks:
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.tasks = 0
         self.owner = {n: torch.full(w.shape, FREE, dtype=torch.int16, device=w.device) for n, w in weights.items()}
-        self.strength = {n: torch.zeros(w.shape, device=w.device) for n, w in weights.items()}
+        self.strength = {n: torch.zeros(w.shape, dtype=torch.float32, device=w.device) for n, w in weights.items()}
         self.threshold: dict[str, list[float]] = {n: [] for n in weights}
         self._cells: dict[str, Tensor] = {}
 
@@ -121,11 +121,11 @@ class TaskMasks:
         """Σ_i values_i M^t_i for every task t: one pass over the weight, then sums over cells."""
         own, reuse = self._incidence(name)
         size = self.tasks + 1
-        flat, cells = values.detach().flatten(), self._cell(name)
+        flat, cells = values.detach().double().flatten(), self._cell(name)
         if flat.device.type == "cpu":
             sums = torch.from_numpy(np.bincount(cells.numpy(), weights=flat.numpy(), minlength=size * size))
         else:
-            sums = torch.zeros(size * size, dtype=torch.float64, device=flat.device).index_add_(0, cells, flat.double())
+            sums = torch.zeros(size * size, dtype=torch.float64, device=flat.device).index_add_(0, cells, flat)
         table = sums.cpu().view(size, size)[:-1]
         return table.sum(1) + ((own @ table) * reuse).sum(1)
 

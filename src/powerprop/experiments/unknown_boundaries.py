@@ -17,6 +17,7 @@ from torch import Tensor
 
 from powerprop import data
 from powerprop.continual import BoundaryFinder, ChangePointDetector, EfficientPackNet
+from powerprop.continual.boundaries import check_finding
 from powerprop.continual.task import derived_seed
 from powerprop.experiments import continual
 from powerprop.experiments.base import Experiment, Findings, Job, Results
@@ -82,6 +83,9 @@ class Config:
             raise ValueError(f"least must be at most {self.shortest} (the shortest task), got {self.least}")
         if self.group < 1:
             raise ValueError(f"group must be at least 1, got {self.group}")
+        check_finding(self.delay, self.confirm, self.certainty, self.least, self.memory)
+        if 0 < self.images < self.batch:
+            raise ValueError(f"images must be at least {self.batch} (the batch), or 0 for all, got {self.images}")
         learning(self)
 
 
