@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from powerprop.continual import search as searches
 from powerprop.continual.infer import check_how, infer
-from powerprop.continual.strategy import REVIVED, WEIGHTS, OptimizerFactory, Progress, Strategy
+from powerprop.continual.strategy import DRAWN_LABELS, REVIVED, WEIGHTS, OptimizerFactory, Progress, Strategy
 from powerprop.continual.subnets import Subnetworks, Weights
 from powerprop.continual.task import Prediction, Task, entropy, no_answers
 from powerprop.continual.taylor import loss_increase, removal_costs
@@ -30,7 +30,6 @@ Score = Callable[[Tensor, Tensor], float]
 NEARLY_FULL = 0.01
 """With fewer weights than this fraction free, a task can hardly learn."""
 TAYLOR_BATCHES = 8
-DRAWN_LABELS = 3
 """The purpose of the random labels of the Taylor estimate."""
 
 

@@ -39,7 +39,7 @@ Progress = Callable[[str, int, float], None]
 """Hears the phase of the work, its step and the mean loss since it last heard."""
 
 HEARD_EVERY = 100
-BATCHES, LAYERS, WEIGHTS, REVIVED = range(4)
+BATCHES, LAYERS, WEIGHTS, DRAWN_LABELS, REVIVED = range(5)
 """Purposes of random numbers; each has a generator of its own for every task."""
 
 
