@@ -30,7 +30,7 @@ Score = Callable[[Tensor, Tensor], float]
 NEARLY_FULL = 0.01
 """With fewer weights than this fraction free, a task can hardly learn."""
 TAYLOR_BATCHES = 8
-"""The purpose of the random labels of the Taylor estimate."""
+"""Batches of training data for the Taylor estimate."""
 
 
 class PackNet(Strategy):
