@@ -261,7 +261,7 @@ MNIST_PRESETS = {
     "cpu": Config(
         task="mnist", rows=SHORT, columns=("uniform 0.95", "uniform 0.98", "uniform 0.99"), alpha=1.5,
         lrs=(0.05, 0.1, 0.2, 0.4), tune_at="uniform 0.98", seeds=3, steps=10_000, weight_decay=5e-4,
-        regrow=25,
+        refresh=1, regrow=25,
     ),
     "paper": Config(
         task="mnist", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
