@@ -24,7 +24,7 @@ PRESETS = {
         groups=(1, 16), infer_at=(3,), probe=32, probed=3,
     ),
     "cpu": Config(
-        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25, 1.5), lr=1.0, seeds=1, steps=700,
+        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25), lr=1.0, seeds=1, steps=700,
         retrain_steps=400, gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE,
         validation=2_000, matrix=False, groups=(1, 16, 128), infer_at=(10,), probe=256,
     ),
