@@ -95,9 +95,9 @@ class Strategy:
         schedule: Callable[[str, float], float] | None = None,
         clip: float | None = None,
     ) -> None:
-        for name, number in {"steps": steps, "batch_size": batch_size, "seed": seed + 1}.items():
-            if number < 1:
-                raise ValueError(f"{name} must be at least {int(name != 'seed')}, got {number - (name == 'seed')}")
+        for name, number, least in (("steps", steps, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
+            if number < least:
+                raise ValueError(f"{name} must be at least {least}, got {number}")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be a positive norm, got {clip}")
         if labels not in ("task", "stream"):
