@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, get_args
@@ -123,8 +124,8 @@ def check_scenario(scenario: str) -> None:
 
 def check_distinct(classes: Sequence[tuple[int, ...]]) -> None:
     """Class-incremental evaluation asks which class of all tasks: an error if two tasks share one."""
-    numbers = [number for of_task in classes for number in of_task]
-    if shared := sorted({number for number in numbers if numbers.count(number) > 1}):
+    times = Counter(number for of_task in classes for number in of_task)
+    if shared := sorted(number for number, count in times.items() if count > 1):
         text = f"class-incremental evaluation needs classes that no two tasks share, got {shared} more than once"
         raise ValueError(f"{text}; give each task its own through classes=, or evaluate domain-incremental")
 
