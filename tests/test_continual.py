@@ -9,7 +9,7 @@ import torch
 
 from nets import same
 from powerprop.continual import Accuracies, EfficientPackNet, PackNet, accuracy_on, learn_stream, make_task
-from powerprop.continual.subnets import Subnetworks
+from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.train import NonFiniteError
 from tasks import (
     CLASSES,

@@ -21,11 +21,11 @@ import standin
 from powerprop import data
 from powerprop.cli import main
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.base import Findings
-from powerprop.experiments.continual import Arm, Config, arms, jobs, make_learner, make_stream, rate
-from powerprop.experiments.continual_measure import LogitsChangedError, Measures
-from powerprop.experiments.continual_report import Story, compose
-from powerprop.experiments.runner import run
+from powerprop.experiments.continual.measure import LogitsChangedError, Measures
+from powerprop.experiments.continual.report import Story, compose
+from powerprop.experiments.continual.train import Arm, Config, arms, jobs, make_learner, make_stream, rate
+from powerprop.experiments.harness.experiment import Findings
+from powerprop.experiments.harness.runner import run
 from powerprop.report import write_page
 
 STANDIN = Path(__file__).parent / "standin.py"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import METHODS, Strategy, accuracy_on, entropy_gradient, infer, make_task
-from powerprop.continual.infer import entropies, shortlist
+from powerprop.continual.packing.infer import entropies, shortlist
 from powerprop.continual.task import entropy
 from tasks import CLASSES, NormNet, learner, toy_model, toy_task
 

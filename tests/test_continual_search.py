@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from powerprop.continual import GRID, EfficientPackNet, make_task
-from powerprop.continual.search import around, binary, check_grid, linear
-from powerprop.continual.taylor import loss_increase, removal_costs
+from powerprop.continual.packing.search import around, binary, check_grid, linear
+from powerprop.continual.packing.taylor import loss_increase, removal_costs
 from tasks import learner, toy_model, toy_task
 
 

@@ -16,14 +16,15 @@ from torch import nn
 import standin
 from powerprop import Powerprop, data
 from powerprop.cli import main
-from powerprop.experiments import EXPERIMENTS, Experiment, pruning
-from powerprop.experiments.base import Job, RunError
-from powerprop.experiments.folder import locked, prepare
-from powerprop.experiments.measured import best_arm, largest_gain, measure
-from powerprop.experiments.mnist_oneshot import PRESETS
-from powerprop.experiments.oneshot import Arm, Config, arms, load_splits, make_optimizer
-from powerprop.experiments.runner import JobsFailedError, run, run_jobs
-from powerprop.experiments.tuning import chosen_lr, jobs, tuning_score
+from powerprop.experiments import EXPERIMENTS, Experiment
+from powerprop.experiments.harness.experiment import Job, RunError
+from powerprop.experiments.harness.folder import locked, prepare
+from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
+from powerprop.experiments.oneshot import pruning
+from powerprop.experiments.oneshot.mnist import PRESETS
+from powerprop.experiments.oneshot.results import best_arm, largest_gain, measure
+from powerprop.experiments.oneshot.train import Arm, Config, arms, load_splits, make_optimizer
+from powerprop.experiments.oneshot.tuning import chosen_lr, jobs, tuning_score
 from powerprop.train import NonFiniteError
 
 ONESHOT = [name for name, experiment in EXPERIMENTS.items() if experiment.config is Config]
@@ -138,7 +139,7 @@ def test_failed_jobs_are_shown_with_their_traceback(
     def broken(*arguments: Any) -> None:
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("powerprop.experiments.oneshot.fit", broken)
+    monkeypatch.setattr("powerprop.experiments.oneshot.train.fit", broken)
     arguments = ["run", "mnist-oneshot", "--preset", "smoke", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
     assert main(arguments) == 1
     errors = capsys.readouterr().err
@@ -230,7 +231,7 @@ def test_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def diverging(*arguments: Any, **options: Any) -> None:
         raise NonFiniteError("the loss is nan at step 3")
 
-    monkeypatch.setattr("powerprop.experiments.oneshot.fit", diverging)
+    monkeypatch.setattr("powerprop.experiments.oneshot.train.fit", diverging)
     config = PRESETS["smoke"]
     found = EXPERIMENTS["mnist-oneshot"].run_job(config, jobs(config, {})[0], tmp_path, lambda done, values: None)
     assert found == {"diverged": "the loss is nan at step 3"}

@@ -18,9 +18,16 @@ from torch import nn
 
 from powerprop.cli import main
 from powerprop.data import DataNotFound
-from powerprop.experiments import EXPERIMENTS, imagenet, runner
-from powerprop.experiments.base import RunError
-from powerprop.experiments.imagenet import (
+from powerprop.experiments import EXPERIMENTS
+from powerprop.experiments.harness import runner
+from powerprop.experiments.harness.experiment import RunError
+from powerprop.experiments.imagenet import train as imagenet
+from powerprop.experiments.imagenet.cells import EXTREME, TABLE_1, TABLE_2, Cell, cell
+from powerprop.experiments.imagenet.costs import Costs
+from powerprop.experiments.imagenet.figures import curves
+from powerprop.experiments.imagenet.report import diverged, summary, table_one
+from powerprop.experiments.imagenet.results import collect
+from powerprop.experiments.imagenet.train import (
     EPOCHS,
     EXPERIMENT,
     PRESETS,
@@ -33,11 +40,6 @@ from powerprop.experiments.imagenet import (
     rate_factor,
     run_job,
 )
-from powerprop.experiments.imagenet_cells import EXTREME, TABLE_1, TABLE_2, Cell, cell
-from powerprop.experiments.imagenet_costs import Costs
-from powerprop.experiments.imagenet_figures import curves
-from powerprop.experiments.imagenet_report import diverged, summary, table_one
-from powerprop.experiments.imagenet_results import collect
 from powerprop.models import resnet50
 from powerprop.train.distributed import Ranks
 

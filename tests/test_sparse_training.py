@@ -14,11 +14,11 @@ from rich.console import Console
 import standin
 from powerprop import data, models
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.runner import run
-from powerprop.experiments.sparse_report import exactness, stats
-from powerprop.experiments.sparse_rows import ROWS, parse
-from powerprop.experiments.sparse_training import MNIST_PRESETS, Config, make_optimizer, rate
-from powerprop.experiments.sparse_tuning import chosen_lr, finalists, jobs, tuning_job
+from powerprop.experiments.harness.runner import run
+from powerprop.experiments.sparse.report import exactness, stats
+from powerprop.experiments.sparse.rows import ROWS, parse
+from powerprop.experiments.sparse.train import MNIST_PRESETS, Config, make_optimizer, rate
+from powerprop.experiments.sparse.tuning import chosen_lr, finalists, jobs, tuning_job
 
 CONFIG = replace(
     MNIST_PRESETS["smoke"],

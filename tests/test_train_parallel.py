@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from powerprop.train.display import Bars, Lines, display_for, note
-from powerprop.train.parallel import Report, Task, default_workers, run_tasks
+from powerprop.experiments.harness.display import Bars, Lines, display_for, note
+from powerprop.experiments.harness.parallel import Report, Task, default_workers, run_tasks
 
 
 class Silent:

@@ -15,10 +15,10 @@ from rich.console import Console
 import standin
 from powerprop import data
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.runner import run
-from powerprop.experiments.unknown_boundaries import PRESETS, batches_of, jobs, learning, run_job, task_lengths
-from powerprop.experiments.unknown_boundaries_measure import Match, match, overlaps
-from powerprop.experiments.unknown_boundaries_report import ARMS, around_changes, counts, main_table, where_begun
+from powerprop.experiments.boundaries.measure import Match, match, overlaps
+from powerprop.experiments.boundaries.report import ARMS, around_changes, counts, main_table, where_begun
+from powerprop.experiments.boundaries.train import PRESETS, batches_of, jobs, learning, run_job, task_lengths
+from powerprop.experiments.harness.runner import run
 
 SMOKE = PRESETS["smoke"]
 

@@ -14,16 +14,16 @@ from rich.table import Table as RichTable
 
 from powerprop.data import DataCorrupt, DataNotFound
 from powerprop.experiments import EXPERIMENTS, Experiment
-from powerprop.experiments.base import Findings, RunError
-from powerprop.experiments.docs import write_docs
-from powerprop.experiments.folder import open_run
-from powerprop.experiments.runner import JobsFailedError, write_report
-from powerprop.experiments.runner import run as run_experiment
+from powerprop.experiments.harness.docs import write_docs
+from powerprop.experiments.harness.experiment import Findings, RunError
+from powerprop.experiments.harness.folder import open_run
+from powerprop.experiments.harness.parallel import default_workers
+from powerprop.experiments.harness.runner import JobsFailedError, write_report
+from powerprop.experiments.harness.runner import run as run_experiment
 from powerprop.files import FileError
 from powerprop.report import MissingMatplotlibError, index_page
 from powerprop.report.style import matplotlib
 from powerprop.train.log import TENSORBOARD
-from powerprop.train.parallel import default_workers
 
 INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
 """What the user can put right: shown as one line."""

@@ -6,17 +6,17 @@ learner.predict(x, task=3)           # the task is known
 learner.predict(x)                   # the task is inferred
 """
 
-from powerprop.continual.boundaries import BoundaryFinder
-from powerprop.continual.changepoint import ChangePointDetector
-from powerprop.continual.infer import METHODS, entropy_gradient, infer
+from powerprop.continual.boundaries.changepoint import ChangePointDetector
+from powerprop.continual.boundaries.finder import BoundaryFinder
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.metrics import Accuracies, accuracy_on
-from powerprop.continual.packnet import EfficientPackNet, PackNet
-from powerprop.continual.search import GRID
+from powerprop.continual.packing.infer import METHODS, entropy_gradient, infer
+from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
+from powerprop.continual.packing.search import GRID
+from powerprop.continual.packing.subnets import Subnetworks
+from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.continual.strategy import Stateful, Strategy
-from powerprop.continual.subnets import Subnetworks
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
-from powerprop.continual.taskmasks import TaskMasks
 
 __all__ = [
     "GRID",

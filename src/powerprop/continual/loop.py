@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from powerprop.continual.metrics import Accuracies, accuracy_on
+from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.strategy import Progress, Strategy
-from powerprop.continual.subnets import Subnetworks
 from powerprop.continual.task import Scenario, Task, check_distinct, check_scenario
 
 __all__ = ["learn_stream"]

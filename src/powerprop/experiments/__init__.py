@@ -1,18 +1,18 @@
 """The experiments of the paper, one file per figure or table."""
 
-from powerprop.experiments.base import Experiment
-from powerprop.experiments.cifar_oneshot import EXPERIMENT as CIFAR_ONESHOT
-from powerprop.experiments.imagenet import EXPERIMENT as IMAGENET
-from powerprop.experiments.long_permuted_mnist import EXPERIMENT as LONG_PERMUTED_MNIST
-from powerprop.experiments.long_permuted_mnist import THREE_HUNDRED as LONG_PERMUTED_MNIST_300
-from powerprop.experiments.mnist_oneshot import EXPERIMENT as MNIST_ONESHOT
-from powerprop.experiments.mnist_optimisers import EXPERIMENT as MNIST_OPTIMISERS
-from powerprop.experiments.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
-from powerprop.experiments.sparse_training import CIFAR as SPARSE_TRAINING_CIFAR
-from powerprop.experiments.sparse_training import EXPERIMENT as SPARSE_TRAINING
-from powerprop.experiments.split_cifar100 import EXPERIMENT as SPLIT_CIFAR100
-from powerprop.experiments.split_mnist import EXPERIMENT as SPLIT_MNIST
-from powerprop.experiments.unknown_boundaries import EXPERIMENT as UNKNOWN_BOUNDARIES
+from powerprop.experiments.boundaries.train import EXPERIMENT as UNKNOWN_BOUNDARIES
+from powerprop.experiments.continual.long_permuted_mnist import EXPERIMENT as LONG_PERMUTED_MNIST
+from powerprop.experiments.continual.long_permuted_mnist import THREE_HUNDRED as LONG_PERMUTED_MNIST_300
+from powerprop.experiments.continual.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
+from powerprop.experiments.continual.split_cifar100 import EXPERIMENT as SPLIT_CIFAR100
+from powerprop.experiments.continual.split_mnist import EXPERIMENT as SPLIT_MNIST
+from powerprop.experiments.harness.experiment import Experiment
+from powerprop.experiments.imagenet.train import EXPERIMENT as IMAGENET
+from powerprop.experiments.oneshot.cifar import EXPERIMENT as CIFAR_ONESHOT
+from powerprop.experiments.oneshot.mnist import EXPERIMENT as MNIST_ONESHOT
+from powerprop.experiments.oneshot.optimisers import EXPERIMENT as MNIST_OPTIMISERS
+from powerprop.experiments.sparse.train import CIFAR as SPARSE_TRAINING_CIFAR
+from powerprop.experiments.sparse.train import EXPERIMENT as SPARSE_TRAINING
 
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist-oneshot": MNIST_ONESHOT,

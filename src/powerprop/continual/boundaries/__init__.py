@@ -1,0 +1,1 @@
+"""Where one task ends and the next begins, when nobody tells."""

@@ -1,0 +1,147 @@
+"""Learning without being told where one task ends and the next begins."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from powerprop.continual.boundaries.changepoint import ChangePointDetector
+from powerprop.continual.strategy import LAYERS, Strategy
+from powerprop.continual.task import Task, derived_seed, drawing_from, make_task
+from powerprop.modes import evaluating
+
+__all__ = ["BoundaryFinder", "check_finding"]
+
+
+def check_finding(delay: int, confirm: int, certainty: float, least: int, memory: int) -> None:
+    """Settings of a `BoundaryFinder` that cannot work are an error.
+
+    Of no more losses than `delay` a change within them is certain; a task that was found begins with those that waited.
+    """
+    if not 0 < certainty < 1:
+        raise ValueError(f"certainty must be in (0, 1), got {certainty}")
+    if not 1 <= confirm <= delay:
+        raise ValueError(f"confirm must be in 1..{delay} (the delay), got {confirm}")
+    if memory < 4 or least < 2 * delay:
+        raise ValueError(f"expected least >= {2 * delay} (twice the delay) and memory >= 4, got {least} and {memory}")
+
+
+class BoundaryFinder:
+    """Feeds a strategy from an unbroken stream of batches; a jump of the loss ends a task and begins the next.
+
+    The loss of every batch is observed when it arrives, and the batch is trained on `delay` batches later. When the
+    detector is sure that the loss has jumped up within the last `delay` batches, none of those has been trained on:
+    the task that ends is packed with what is kept of its data, and the waiting batches are the first of the next one.
+
+    learner: any strategy; its `steps` play no part, since the stream decides how long a task is trained.
+    detector: by default one that suits cross-entropies.
+    delay: batches that wait, and within which a change must show.
+    confirm: batches that a change must last; a single odd batch is none.
+    certainty: the probability of a change from which on it is believed.
+    least: a task has at least so many batches; the first losses of a task fall too fast to be judged.
+    memory: batches of the current task that are kept for packing it: the latest ones, a quarter as validation data.
+    classes: the numbers of the classes, the same for every task.
+    """
+
+    def __init__(
+        self,
+        learner: Strategy,
+        detector: ChangePointDetector | None = None,
+        *,
+        delay: int = 5,
+        confirm: int = 3,
+        certainty: float = 0.9,
+        least: int = 100,
+        memory: int = 200,
+        classes: Sequence[int] = tuple(range(10)),
+    ) -> None:
+        check_finding(delay, confirm, certainty, least, memory)
+        self.learner, self.detector = learner, detector or ChangePointDetector()
+        if delay >= self.detector.longest:
+            raise ValueError(f"delay must be below {self.detector.longest} (the detector's longest), got {delay}")
+        self.delay, self.confirm, self.certainty, self.least = delay, confirm, certainty, least
+        self.classes = tuple(classes)
+        self.waiting: deque[tuple[Tensor, Tensor]] = deque()
+        self.kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=memory)
+        self.seen, self.open = 0, False
+        self._before = 0.0
+
+    def observe(self, x: Tensor, y: Tensor) -> bool:
+        """Take the next batch of the stream; returns True if it revealed that a new task has begun."""
+        if not self.open:
+            self._begin()
+        changed = self._jumped(self._loss(x, y))
+        self.waiting.append((x, y))
+        self.seen += 1
+        if changed:
+            self._train_waiting(self.detector.run_length() + 1)
+            self._end()
+            self._begin()
+        elif len(self.waiting) > self.delay:
+            self._train(*self.waiting.popleft())
+        return changed
+
+    def finish(self) -> None:
+        """The stream has ended: train on what waits and pack the last task."""
+        self._train_waiting(0)
+        if self.open and self.kept:
+            self._end()
+
+    def _loss(self, x: Tensor, y: Tensor) -> float:
+        learner = self.learner
+        with torch.no_grad(), evaluating(learner.model):
+            return float(learner.loss(x.to(learner.device), y.to(learner.device)))
+
+    def _jumped(self, loss: float) -> bool:
+        """A change within the delay, and upwards: what falls is learning."""
+        self.detector.update(loss)
+        length = self.detector.run_length()
+        sure = self.detector.probability_of_change(self.delay) >= self.certainty
+        if not sure:
+            self._before = self.detector.mean(length)
+        return (
+            sure
+            and self.seen >= self.least
+            and length + 1 >= self.confirm
+            and self.detector.mean(length) > self._before
+        )
+
+    def _train(self, x: Tensor, y: Tensor) -> None:
+        with self._drawing():
+            self.learner.step(x, y)
+        self.kept.append((x, y))
+
+    def _train_waiting(self, left: int) -> None:
+        """Train on the batches that wait, up to the last ones."""
+        while len(self.waiting) > left:
+            self._train(*self.waiting.popleft())
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        learner = self.learner
+        return drawing_from(derived_seed(learner.seed, learner.current, LAYERS, self.seen), learner.device)
+
+    def _task(self) -> Task:
+        """What is kept of the current task: every fourth batch validates, or all of fewer than four."""
+        rest, held_back = ([pair for i, pair in enumerate(self.kept) if (i % 4 == 3) == held] for held in (False, True))
+        parts = (rest, held_back or rest)
+        train, held = ((torch.cat([x for x, _ in part]), torch.cat([y for _, y in part])) for part in parts)
+        index = self.learner.current
+        return make_task(train, held, index=index, name=f"found {index}", classes=self.classes)
+
+    def _begin(self) -> None:
+        index = self.learner.current
+        blank = (torch.zeros(1), torch.zeros(1, dtype=torch.long))
+        self.learner.open_task(make_task(blank, blank, index=index, classes=self.classes))
+        self.detector.reset()
+        self.open, self.seen = True, len(self.waiting)
+
+    def _end(self) -> None:
+        task = self._task()
+        with self._drawing():
+            self.learner.close_task(task, self.learner.batches(task.train()))
+        self.kept.clear()
+        self.open = False

@@ -1,0 +1,1 @@
+"""Tasks whose boundaries nobody tells."""

@@ -1,0 +1,22 @@
+"""Makes an experiment of the continual-learning protocol; the figures of the paper differ in presets and words."""
+
+from __future__ import annotations
+
+from powerprop.experiments.continual.report import Story, compose
+from powerprop.experiments.continual.train import Config, jobs, prepare_tasks, run_job
+from powerprop.experiments.harness.experiment import Experiment
+
+
+def continual_experiment(name: str, title: str, paper: str, presets: dict[str, Config], story: Story) -> Experiment:
+    """An experiment in which tasks are learned one after the other."""
+    return Experiment(
+        name=name,
+        title=title,
+        paper=paper,
+        config=Config,
+        presets=presets,
+        prepare=prepare_tasks,
+        jobs=jobs,
+        run_job=run_job,
+        report=lambda config, results, out: compose(config, results, out, story),
+    )

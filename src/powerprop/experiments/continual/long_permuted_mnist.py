@@ -1,0 +1,55 @@
+"""Hundreds of tasks in one network: the figure "extremely long task sequences" of the paper, section 5.3.
+
+The network and the stream are those of `permuted-mnist`; γ = 0.9 leaves room for many tasks. The paper trains and
+retrains 50,000 steps per task; the presets `cpu` about a hundredth of it, with a finer grid of fractions: in coarse
+steps of 10% a crowded network would give away weights that a task does not need. Small first weights and learning
+rates that grow with α let a task do with few weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from powerprop.experiments.continual.experiment import continual_experiment
+from powerprop.experiments.continual.report import Story
+from powerprop.experiments.continual.train import Config
+
+FINE = tuple(round(0.95 * 0.95**k, 5) for k in range(100))
+"""Kept fractions, each 5% below the one before, from 95% to 0.6%."""
+
+PRESETS = {
+    "smoke": Config(
+        data="mnist", stream="permuted", tasks=7, alphas=(1.0, 1.5), lr=0.3, seeds=1, steps=4, retrain_steps=2,
+        gamma=0.3, clip=1.0, width=40, search="binary", grid=FINE, images=2_000, validation=500, test=64, matrix=False,
+        groups=(1, 16), infer_at=(3,), probe=32, probed=3,
+    ),
+    "cpu": Config(
+        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25), lr=1.0, seeds=1, steps=700,
+        retrain_steps=400, gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE,
+        validation=2_000, matrix=False, groups=(1, 16, 128), infer_at=(10,), probe=256,
+    ),
+    "paper": Config(
+        data="mnist", stream="permuted", tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), lr=0.05, seeds=10,
+        steps=50_000, retrain_steps=50_000, gamma=0.9, scale_lr=False, matrix=False, infer_at=(10, 100),
+    ),
+}  # fmt: skip
+
+LONGER = {
+    "smoke": replace(PRESETS["smoke"], alphas=(1.5,), infer_at=(2, 5)),
+    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100)),
+    "paper": PRESETS["paper"],
+}
+
+STORY = Story(
+    title="Extremely long task sequences: Permuted-MNIST",
+    paper='Section 5.3.1, figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 '
+    "tasks.",
+    intro="One network of 784-1000-1000-10 units learns task after task, each with the pixels in another order. Tasks "
+    "reuse the weights of those before them, so that the fraction of weights in use flattens.",
+)
+
+FIGURE = "figure of long task sequences, section 5.3"
+EXPERIMENT = continual_experiment(
+    "long-permuted-mnist", "100 tasks in one network: accuracy and weights in use", FIGURE, PRESETS, STORY
+)
+THREE_HUNDRED = continual_experiment("long-permuted-mnist-300", "300 tasks in one network", FIGURE, LONGER, STORY)

@@ -1,0 +1,173 @@
+"""What a continual-learning run says: figures, tables, and the numbers behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from powerprop.experiments.continual.results import GIVEN, INFERRED, Measured, compared, measure, summary
+from powerprop.experiments.continual.train import Config, arms, rate
+from powerprop.experiments.harness.experiment import Findings, Results
+from powerprop.experiments.harness.folder import plain
+from powerprop.files import read_json
+from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, heatmap, lines
+
+FORGOTTEN = (
+    " Forgetting: the best accuracy that a task ever had minus its last; backward transfer: its last minus the one "
+    "right after it was learned; means over all tasks but the last, the task given."
+)
+PROBED = (
+    "It is measured on {} images of each of {} tasks, evenly spaced, and may come out above the average over all tasks."
+)
+
+
+@dataclass(frozen=True)
+class Story:
+    """The words of a report, and rows of the paper: (label, task-incremental, class-incremental, weights used)."""
+
+    title: str
+    paper: str
+    intro: str
+    rows: tuple[tuple[str, str, str, str], ...] = ()
+
+
+def compose(config: Config, results: Results, out: Path, story: Story) -> Findings:
+    """Draw the figures into `out/figures` and write the page, the table and the summary."""
+    everything = [measure(config, arm, results) for arm in arms(config)]
+    measured = [m for m in everything if m.runs]
+    lost = [text for m in everything for text in m.diverged]
+    table = main_table(config, measured, story, len(lost))
+    notes = " ".join(sorted({run["note"] for run in results.values() if run["note"]}))
+    page = Page(
+        title=story.title,
+        intro=f"{story.intro}\n\n{run_note(config)} {notes}".strip(),
+        sections=[*sections(config, measured, table, out / "figures"), *diverged_section(lost)],
+        config=plain(asdict(config)),
+        versions=read_json(out / "versions.json"),
+        paper_reference=story.paper,
+        stats=stats(config, measured) if measured else [],
+    )
+    return Findings(page, table, summary(config, everything))
+
+
+def sections(config: Config, measured: Sequence[Measured], table: Table, figures: Path) -> list[Section]:
+    """What the runs that came to their end show; without any, the table alone."""
+    if not measured:
+        return [Section("Accuracy and capacity", "No run came to its end.", tables=[table])]
+    return [
+        curves_section(measured, table, figures),
+        *([matrix_section(best(measured), figures)] if config.matrix else []),
+        inference_section(config, measured, figures),
+    ]
+
+
+def diverged_section(lost: Sequence[str]) -> list[Section]:
+    """Which runs diverged, and how; nothing if none did."""
+    return [Section("Diverged", "\n\n".join(lost))] if lost else []
+
+
+def run_note(config: Config) -> str:
+    """What this run did, for a reader who will compare it with the paper."""
+    seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
+    tested = f"the first {config.test:,} test images of a task" if config.test else "all test images"
+    steps = f"{config.steps:,} training and {config.retrain_steps:,} retraining steps per task"
+    return f"This run: {config.tasks} tasks, {steps} of {config.batch} images, γ = {config.gamma:g}, {seeds}, {tested}."
+
+
+def main_table(config: Config, measured: Sequence[Measured], story: Story, diverged: int) -> Table:
+    """One row per arm, then the paper's; the scenario of every number is in the heading."""
+    group, single, known = max(config.groups), 1 in config.groups, compared(config)
+    columns: list[str | Column] = [
+        "", "lr",
+        Column(GIVEN, "max", 2, percent=True),
+        Column(f"{INFERRED}, {group} images", "max", 2, percent=True),
+        *([Column(f"{INFERRED}, 1 image", "max", 1, percent=True)] if single else []),
+        *([Column(name, None, 2, percent=True) for name in ("forgetting", "backward transfer")] if known else []),
+        Column("weights used", "min", 1, percent=True),
+    ]  # fmt: skip
+    rows: list[list[str | Cell | None]] = []
+    for m in measured:
+        inferred = [m.inferred(group), *([m.inferred(1)] if single else [])]
+        kept = [m.forgetting(), m.backward_transfer()] if known else []
+        rows.append([m.arm.label, f"{rate(config, m.arm.alpha):.3g}", m.given(), *inferred, *kept, m.used()])
+    for label, given, inferred_paper, used in story.rows:
+        rows.append([label, "", given, inferred_paper, *[""] * (single + 2 * known), used])
+    lost = f" {diverged} runs diverged." if diverged else ""
+    part = "" if config.matrix else f" {PROBED.format(config.probe, min(config.probed, config.tasks))}"
+    caption = (
+        "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
+        "Class-incremental: it is inferred from so many images by the default method, and must be right."
+        f"{part}{FORGOTTEN if known else ''}{lost}"
+    )
+    return Table("All tasks, after the last", columns, rows, caption)
+
+
+def curves_section(measured: Sequence[Measured], table: Table, figures: Path) -> Section:
+    """Average accuracy and used weights against the number of tasks."""
+    averages, used = [m.averages() for m in measured], [m.used_weights() for m in measured]
+    across = "tasks learned"
+    text = (
+        "Left: the average over all tasks learned so far, each with its own sub-network. Nothing changes once it is "
+        "learned: the logits of earlier tasks are compared bit for bit during the run. Right: the fraction of weights "
+        "that some task uses."
+    )
+    first = lines(averages, figures / "average.png", f"Average accuracy ({GIVEN})", across, "accuracy", percent=True)
+    second = lines(used, figures / "used.png", "Weights in use", across, "fraction of weights", percent=True)
+    return Section("Accuracy and capacity", text, [Image(first), Image(second)], [table])
+
+
+def matrix_section(m: Measured, figures: Path) -> Section:
+    """The accuracy matrix and which task was inferred, of the first seed of an arm."""
+    run = m.runs[0]
+    size = len(run["matrix"])
+    rows = [row + [float("nan")] * (size - len(row)) for row in run["matrix"]]
+    first = heatmap(rows, figures / "matrix.png", f"Accuracy on every task ({GIVEN})")
+    found = run["class_incremental"]
+    title = f"Task inferred from {found['group']} images"
+    second = heatmap(found["confusion"], figures / "confusion.png", title, "inferred task", "true task", "images")
+    return Section("Task by task", f"{m.arm.label}, first seed.", [Image(first), Image(second)])
+
+
+def inference_section(config: Config, measured: Sequence[Measured], figures: Path) -> Section:
+    """How often the task is inferred rightly against the size of the group, and at several numbers of tasks."""
+    m = best(measured)
+    probes = [run["inference"][-1]["rates"] for run in m.runs]
+    curves = [
+        Curve(method, None, [float(g) for g in groups], [[probe[method][g][0] for g in groups] for probe in probes])
+        for method, groups in probes[0].items()
+    ]
+    title = "Right task against the number of images judged together"
+    path = lines(curves, figures / "inference.png", title, "images", "right task", percent=True, logx=True)
+    text = (
+        f"{m.arm.label}. `exhaustive` asks every sub-network; `shortlist` (the default) the four whose inputs look "
+        "most alike; `oneshot` and `binary` follow the gradient of a mixture of all masks. "
+        f"Probed on {config.probe} test images of up to {config.probed} tasks."
+    )
+    return Section("Task inference", text, [Image(path, wide=True)], [inference_table(config, m)])
+
+
+def inference_table(config: Config, m: Measured) -> Table:
+    """One row per method, one column per number of tasks learned, at the largest group."""
+    probes, group = m.runs[0]["inference"], max(config.groups)
+    columns: list[str | Column] = ["", *(Column(f"{p['tasks']} tasks", "max", 1, percent=True) for p in probes)]
+    methods = list(probes[-1]["rates"])
+    rows: list[list[str | Cell]] = [
+        [method, *(m.probed(method, group, 0, at) for at in range(len(probes)))] for method in methods
+    ]
+    return Table(f"Right task from {group} images", columns, rows, "In percent.")
+
+
+def stats(config: Config, measured: Sequence[Measured]) -> list[Stat]:
+    """The numbers at the top of the page."""
+    first, group = best(measured), max(config.groups)
+    return [
+        Stat("task given", f"{first.given().mean:.2%}", f"{first.arm.label}, {GIVEN}"),
+        Stat("task inferred", f"{first.inferred(group).mean:.2%}", f"from {group} images, {INFERRED}"),
+        Stat("weights used", f"{first.used().mean:.1%}", f"after {config.tasks} tasks"),
+    ]
+
+
+def best(measured: Sequence[Measured]) -> Measured:
+    """The arm with the highest average accuracy, the task given."""
+    return max(measured, key=lambda m: m.given().mean)

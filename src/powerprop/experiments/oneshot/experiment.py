@@ -1,0 +1,23 @@
+"""The experiments that train, prune once and measure, made from their presets and their words."""
+
+from __future__ import annotations
+
+from powerprop.experiments.harness.experiment import Experiment
+from powerprop.experiments.oneshot.report import Story, compose
+from powerprop.experiments.oneshot.train import Config, prepare, run_job
+from powerprop.experiments.oneshot.tuning import jobs
+
+
+def oneshot_experiment(name: str, title: str, paper: str, presets: dict[str, Config], story: Story) -> Experiment:
+    """An experiment of the one-shot protocol."""
+    return Experiment(
+        name=name,
+        title=title,
+        paper=paper,
+        config=Config,
+        presets=presets,
+        prepare=prepare,
+        jobs=jobs,
+        run_job=run_job,
+        report=lambda config, results, out: compose(config, results, out, story),
+    )

@@ -1,0 +1,215 @@
+"""What a one-shot pruning run says: figures, tables, and the numbers behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from powerprop.experiments.harness.experiment import Findings, Results
+from powerprop.experiments.harness.folder import plain
+from powerprop.experiments.oneshot.results import (
+    Measured,
+    band_points,
+    baseline,
+    best_arm,
+    largest_gain,
+    measure,
+    nearest,
+    nearest_to_four,
+)
+from powerprop.experiments.oneshot.train import SURVIVORS, Config, arms
+from powerprop.experiments.oneshot.tuning import tuning_score
+from powerprop.files import read_json
+from powerprop.report import (
+    Cell,
+    Column,
+    Image,
+    Page,
+    Section,
+    Stat,
+    Table,
+    overlap_curves,
+    pruning_curves,
+    weight_change,
+)
+
+COLUMNS_AT = (0.05, 0.02)
+"""The table shows the points of the grid nearest to these fractions kept; more would not fit 80 columns."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """The words of a report."""
+
+    title: str
+    paper: str
+    intro: str
+
+
+def compose(config: Config, results: Results, out: Path, story: Story) -> Findings:
+    """Draw the figures into `out/figures` and write the page, the table and the summary."""
+    measured = [m for m in (measure(config, arm, results) for arm in arms(config)) if m.runs]
+    points = band_points(config)
+    table = main_table(config, measured, points)
+    best = best_arm(measured)
+    figures = out / "figures"
+    sections = [
+        accuracy_section(config, measured, table, figures),
+        overlap_section(config, measured, figures),
+        weights_section(measured, out),
+    ]
+    if len(config.lrs) > 1:
+        sections.append(tuning_section(config, results, measured))
+    page = Page(
+        title=story.title,
+        intro=f"{story.intro}\n\n{run_note(config)}",
+        sections=sections,
+        config=plain(asdict(config)),
+        versions=read_json(out / "versions.json"),
+        paper_reference=story.paper,
+        stats=stats(config, measured, best, points),
+    )
+    return Findings(page, table, summary(config, results, measured, best, points))
+
+
+def run_note(config: Config) -> str:
+    """What this run did, for a reader who will compare it with the paper."""
+    width = f" with {config.width:g} times the channels" if config.width != 1 else ""
+    seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
+    measured = f"the first {config.test:,} test images" if config.test else "all test images"
+    trained = f" of the first {config.train:,}" if config.train else ""
+    steps = f"{config.steps:,} steps of {config.batch} images{trained}"
+    return f"This run: {config.model}{width}, {steps}, {seeds}, {measured}."
+
+
+def main_table(config: Config, measured: Sequence[Measured], points: Sequence[int]) -> Table:
+    """One row per arm: accuracy dense, at a few fractions kept, and averaged over the band."""
+    at = sorted({nearest(config, kept) for kept in COLUMNS_AT}, reverse=True)
+    columns: list[str | Column] = [
+        "", "lr", Column("dense", "max", 2, percent=True),
+        *(Column(f"{config.grid[i]:.1%} kept", "max", 1, percent=True) for i in at),
+        Column(f"{100 * config.band[0]:g}–{config.band[1]:.1%} kept", "max", 1, percent=True),
+    ]  # fmt: skip
+    rows: list[list[str | Cell]] = [
+        [m.label, f"{m.lr:g}", m.cell("test", -1), *(m.cell("test", i) for i in at), m.band(points)] for m in measured
+    ]
+    lost = sum(m.diverged for m in measured)
+    caption = "Test accuracy in percent after one-shot pruning, without retraining; ranges are means over the grid."
+    return Table("Accuracy against weights kept", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
+
+
+def accuracy_section(config: Config, measured: Sequence[Measured], table: Table, figures: Path) -> Section:
+    curves = [m.curve("test", config.grid) for m in measured]
+    title = "Accuracy after one-shot pruning"
+    path = pruning_curves(curves, figures / "accuracy.png", title, highlight=config.band)
+    caption = "Mean over the seeds, band of one standard deviation. The headline averages over the shaded range."
+    text = (
+        "Each network is trained densely, then the weights of smallest magnitude of every layer are set to zero, once, "
+        "without any training afterwards. The output layer keeps twice the fraction of the others."
+    )
+    return Section(title, text, [Image(path, caption, wide=True)], [table])
+
+
+def overlap_section(config: Config, measured: Sequence[Measured], figures: Path) -> Section:
+    curves = [m.curve("overlap", config.grid) for m in measured]
+    path = overlap_curves(curves, figures / "overlap.png", "Overlap of the masks before and after training")
+    text = (
+        "The fraction of the weights kept after training that pruning at initialisation would have kept too. "
+        "At 100% small weights could never escape pruning."
+    )
+    return Section("Do small weights still get a chance?", text, [Image(path, wide=True)])
+
+
+def weights_section(measured: Sequence[Measured], out: Path) -> Section:
+    """Figures 2c and 2d for the baseline and the power nearest to the paper's α = 4, and the numbers for all."""
+    shown = [m for m in (baseline(measured), nearest_to_four(measured)) if m is not None]
+    drawn = {m.label: load_file(out / "jobs" / m.keys[0] / "weights.safetensors") for m in shown}
+    limit = max(float(np.quantile(np.abs(w[name]), 0.999)) for w in drawn.values() for name in ("before", "after"))
+    images = []
+    for m in shown:
+        w = drawn[m.label]
+        path = out / "figures" / f"weights-{m.keys[0].partition('-lr')[0]}.png"
+        weight_change(w["before"], w["after"], w["survives"], path, m.label, limit=limit)
+        images.append(Image(path, f"Weights drawn at random from the first seed, {m.label}."))
+    names = ("sign_changes", "sign_changes_of_survivors", "near_zero_before", "near_zero_after")
+    heads = ("sign changed", "sign changed, survivors", "|w| < 0.001 before", "|w| < 0.001 after")
+    columns: list[str | Column] = ["", *(Column(head, digits=1, percent=True) for head in heads)]
+    table = Table("Weights", columns, [(m.label, *(m.cell(name) for name in names)) for m in measured], "In percent.")
+    text = f"Survivors are the weights kept when the trained network is pruned to {SURVIVORS:.0%}."
+    return Section("What training does to the weights", text, images, [table])
+
+
+def tuning_section(config: Config, results: Results, measured: Sequence[Measured]) -> Section:
+    rows = []
+    for m in measured:
+        scores = [tuning_score(config, m.arm, lr, results) for lr in config.lrs]
+        shown = (f"{score.mean:.2%} (dense {score.dense:.2%})" if score else "diverged" for score in scores)
+        rows.append([m.label, *shown, f"{m.lr:g}"])
+    columns = ["", *(f"lr {lr:g}" for lr in config.lrs), "chosen"]
+    text = (
+        f"The learning rate of each row, the baseline included, is chosen on the last {config.validation:,} training "
+        "images, which are not trained on: among the candidates whose dense accuracy is within "
+        f"{100 * config.tolerance:g} points of the row's best, the one with the best accuracy averaged over the whole "
+        f"grid of {config.points} fractions kept, the dense network included, and over {config.tuning_seeds} tuning "
+        f"{'seed' if config.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
+    )
+    passed_over = better_pruned(config, results, measured)
+    note = f"\n\nPassed over for their dense accuracy, though they prune better: {passed_over}." if passed_over else ""
+    return Section("Choice of the learning rate", text + note, (), [Table("Validation score", columns, rows)])
+
+
+def better_pruned(config: Config, results: Results, measured: Sequence[Measured]) -> str:
+    """The candidates with a better mean over the grid than the one chosen."""
+    found = []
+    for m in measured:
+        scores = {lr: score for lr in config.lrs if (score := tuning_score(config, m.arm, lr, results))}
+        found += [f"{m.label} at {lr:g}" for lr, score in scores.items() if score.mean > scores[m.lr].mean]
+    return ", ".join(found)
+
+
+def stats(config: Config, measured: Sequence[Measured], best: Measured | None, points: Sequence[int]) -> list[Stat]:
+    """The numbers at the top of the page."""
+    base = baseline(measured)
+    if best is None or base is None:
+        return []
+    where = f"mean over {config.band[0]:.1%}–{config.band[1]:.1%} of the weights kept"
+    gain = best.band(points).mean - base.band(points).mean
+    peak = largest_gain(config, base, best)
+    return [
+        Stat("gain over the baseline", f"{100 * gain:+.1f} points", where),
+        Stat("largest gain", f"{100 * peak[0]:+.1f} points", f"at {config.grid[peak[1]]:.1%} kept"),
+        Stat(best.label, f"{best.band(points).mean:.1%}", f"dense {best.cell('test', -1).mean:.2%}"),
+        Stat(base.label, f"{base.band(points).mean:.1%}", f"dense {base.cell('test', -1).mean:.2%}"),
+    ]
+
+
+def summary(
+    config: Config, results: Results, measured: Sequence[Measured], best: Measured | None, points: Sequence[int]
+) -> dict[str, Any]:
+    """The numbers of the report as plain data."""
+    base = baseline(measured)
+    return {
+        "kept": config.grid,
+        "band": list(config.band),
+        "arms": [_arm_summary(config, results, m, points) for m in measured],
+        "best": None if best is None else best.label,
+        "gain": None if best is None or base is None else best.band(points).mean - base.band(points).mean,
+    }
+
+
+def _arm_summary(config: Config, results: Results, m: Measured, points: Sequence[int]) -> dict[str, Any]:
+    scores = {lr: tuning_score(config, m.arm, lr, results) for lr in config.lrs} if len(config.lrs) > 1 else {}
+    tuning = {f"{lr:g}": score._asdict() if score else "diverged" for lr, score in scores.items()}
+    return {
+        "label": m.label, "alpha": m.arm.alpha, "form": m.arm.form, "lr": m.lr, "tuning": tuning,
+        "seeds": len(m.runs), "diverged": m.diverged,
+        "test": m.curve("test", config.grid).mean.tolist(), "test_std": m.curve("test", config.grid).std.tolist(),
+        "overlap": m.curve("overlap", config.grid).mean.tolist(),
+        "dense": m.cell("test", -1).mean, "band": m.band(points).mean,
+        "sign_changes": m.cell("sign_changes").mean, "near_zero": m.cell("near_zero_after").mean,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The sparse-training methods side by side."""
