@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from powerprop import Powerprop
-from powerprop.continual import METHODS, Subnetworks, infer
+from powerprop.continual import INFERENCES, Subnetworks, infer
 from powerprop.models import mlp
 from timing import best_times
 
@@ -51,16 +51,16 @@ def main() -> int:
     calls = {
         f"{method} {tasks}": lambda nets=nets, method=method: infer(nets, x, lambda logits, task: logits, method)
         for tasks, nets in networks.items()
-        for method in METHODS
+        for method in INFERENCES
     }
     times = best_times(calls, rounds, calls=1)
-    growth = {method: times[f"{method} {TASKS[-1]}"] / times[f"{method} {TASKS[0]}"] for method in METHODS}
+    growth = {method: times[f"{method} {TASKS[-1]}"] / times[f"{method} {TASKS[0]}"] for method in INFERENCES}
     table = Table("method", *(f"{tasks} tasks" for tasks in TASKS), "growth", title=f"ms per batch of {BATCH}")
-    for method in METHODS:
+    for method in INFERENCES:
         row = (f"{1000 * times[f'{method} {tasks}']:.1f}" for tasks in TASKS)
         table.add_row(method, *row, f"{growth[method]:.1f}x")
     Console().print(table)
-    return int(any(growth[method] >= LIMIT for method in METHODS if method != "exhaustive"))
+    return int(any(growth[method] >= LIMIT for method in INFERENCES if method != "exhaustive"))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from powerprop.continual import EfficientPackNet, PackNet, Strategy, Task, make_task
+from powerprop.continual import Classification, EfficientPackNet, Naive, PackNet, Strategy, Task, make_task
 from powerprop.models import Heads, mlp
 
 FEATURES, CLASSES = 12, 3
@@ -62,6 +62,18 @@ class NormNet(nn.Module):
         return self.out(nn.functional.dropout(torch.relu(self.ln(self.fc2(x))), 0.1, self.training), task)
 
 
+class Scored(Classification):
+    """Classification with a score of one's own, of (logits, targets)."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], float]) -> None:
+        super().__init__()
+        self.function = function
+
+    def score(self, model: Callable[[Tensor], Tensor], data: Iterable[Any], task: int) -> float:
+        pairs = [(model(x), self.targets(y, task)) for x, y in data]
+        return self.function(*(torch.cat(column) for column in zip(*pairs, strict=True)))
+
+
 def learner(method: str = "epn", optimizer: str = "sgd", alpha: float = 1.5, seed: int = 0, **options: Any) -> Strategy:
     heads = options.pop("head_count", 0)
     model = options.pop("model", None) or toy_model(heads=heads)
@@ -69,8 +81,12 @@ def learner(method: str = "epn", optimizer: str = "sgd", alpha: float = 1.5, see
     if heads:
         defaults["heads"] = "heads"
     options = {**defaults, **options}
+    if "labels" in options:
+        options["objective"] = Classification(options.pop("labels"))
+    if "score" in options:
+        options["objective"] = Scored(options.pop("score"))
     if method == "naive":
-        return Strategy(model, OPTIMIZERS[optimizer], **options)
+        return Naive(model, OPTIMIZERS[optimizer], **options)
     if method == "packnet":
-        return PackNet(model, OPTIMIZERS[optimizer], options.pop("tasks", 4), **options)
+        return PackNet(model, OPTIMIZERS[optimizer], options.pop("total_tasks", 4), **options)
     return EfficientPackNet(model, OPTIMIZERS[optimizer], **{"gamma": 0.95, **options})

@@ -1,6 +1,7 @@
 """Change points: the posterior against a direct computation, made-up series, and learning without boundaries."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,10 +160,10 @@ def test_nothing_of_the_new_task_was_trained_when_it_is_noticed() -> None:
     seen: list[torch.Tensor] = []
     original = ours.step
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def step(loss: torch.Tensor, batch: Any) -> torch.Tensor:
         if ours.current == 0:
-            seen.append(x)
-        return original(x, y)
+            seen.append(batch[0])
+        return original(loss, batch)
 
     ours.step = step  # type: ignore[method-assign]
     feed(finder, [0, 1], 100)

@@ -64,6 +64,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", load)
 
 
+@pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
 @pytest.mark.parametrize("name", CONTINUAL)
 def test_smoke(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
@@ -92,6 +93,7 @@ def command(out: Path) -> list[str]:
     return ["run", "long-permuted-mnist", "--preset", "smoke", "--workers", "1", "--out", str(out)]
 
 
+@pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
 @pytest.mark.skipif(sys.platform != "linux", reason="sends SIGKILL")
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", standin.load)

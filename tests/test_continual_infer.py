@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from powerprop.continual import METHODS, Strategy, accuracy_on, entropy_gradient, infer, make_task
+from powerprop.continual import INFERENCES, Classification, Strategy, accuracy_on, entropy_gradient, infer, make_task
 from powerprop.continual.packing.infer import entropies, shortlist
 from powerprop.continual.task import entropy
 from tasks import CLASSES, NormNet, learner, toy_model, toy_task
@@ -31,34 +31,35 @@ def test_the_gradient_is_autograds(heads: int) -> None:
         ours.learn(toy_task(t))
     nets, x = ours.nets, toy_task(2).test().x[:16]
     pi = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    found = entropy_gradient(nets, x, pi)
+    found = entropy_gradient(nets, x, pi, ours.objective)
 
     coefficients = pi.float().requires_grad_()
     theta = nets.theta()
     weights = {n: theta[n] * sum(c * nets.masks.mask(t)[n] for t, c in enumerate(coefficients)) for n in theta}
-    for rest, stack in nets._head_stacks().items():
-        weights[f"heads.0.{rest}"] = torch.einsum("t,t...->...", coefficients, stack)
-    (expected,) = torch.autograd.grad(entropy(nets.outputs(x, weights, 0)).mean(), coefficients)
+    for name, stack in nets._head_stacks().items():
+        weights[name] = torch.einsum("t,t...->...", coefficients, stack)
+    with nets.viewing(weights, 0) as model:
+        (expected,) = torch.autograd.grad(entropy(model(x)).mean(), coefficients)
     assert torch.allclose(found.float(), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INFERENCES)
 def test_groups_are_told_apart(method: str, trained: Strategy) -> None:
-    right = [infer(trained.nets, toy_task(t).test().x, trained.own_classes, method, group=64) == t for t in range(5)]
+    right = [infer(trained.nets, toy_task(t).test().x, trained.objective, method, group=64) == t for t in range(5)]
     rate = float(torch.cat(right).double().mean())
     assert rate == 1 if method in ("shortlist", "exhaustive") else rate > 0.3
 
 
 def test_exhaustive_takes_the_lowest_entropy(trained: Strategy) -> None:
     x = toy_task(1).test().x[:30]
-    table = entropies(trained.nets, x, trained.own_classes)
+    table = entropies(trained.nets, x, trained.objective)
     for t in range(5):
         expected = entropy(trained.logits(x, t)[:, :CLASSES])
         assert torch.allclose(table[t], expected, atol=1e-6)
-    assert torch.equal(infer(trained.nets, x, trained.own_classes, "exhaustive", 1), table.argmin(0))
+    assert torch.equal(infer(trained.nets, x, trained.objective, "exhaustive", 1), table.argmin(0))
     means = torch.stack([table[:, :20].mean(1), table[:, 20:].mean(1)])
     expected = means.argmin(1).repeat_interleave(torch.tensor([20, 10]))
-    assert torch.equal(infer(trained.nets, x, trained.own_classes, "exhaustive", 20), expected)
+    assert torch.equal(infer(trained.nets, x, trained.objective, "exhaustive", 20), expected)
 
 
 def test_a_short_list_has_near_tasks_only() -> None:
@@ -69,20 +70,26 @@ def test_a_short_list_has_near_tasks_only() -> None:
     assert nets.signatures.distance(torch.tensor([[1.2]])).tolist() == pytest.approx(
         [d / 1.01 for d in (1.44, 0.04, 0.64, 3.24, 77.44)]
     )
-    assert shortlist(nets, torch.tensor([[1.2]]), 4).tolist() == [False, True, False, False, False]
+    assert shortlist(nets, torch.tensor([[1.2]]), Classification(), 4).tolist() == [False, True, False, False, False]
     # half way between two tasks both are near; for 1,000 inputs the margin is a factor of two
-    assert shortlist(nets, torch.tensor([[1.51]]), 4).tolist() == [False, True, True, False, False]
-    assert shortlist(nets, torch.tensor([[1.51]]), 1).tolist() == [False, False, True, False, False]
-    assert shortlist(nets, torch.tensor([[1.58]]), 4).tolist() == [False, False, True, False, False]
-    assert shortlist(nets, torch.tensor([[1.58]] * 1000), 4).tolist() == [False, True, True, False, False]
+    assert shortlist(nets, torch.tensor([[1.51]]), Classification(), 4).tolist() == [False, True, True, False, False]
+    assert shortlist(nets, torch.tensor([[1.51]]), Classification(), 1).tolist() == [False, False, True, False, False]
+    assert shortlist(nets, torch.tensor([[1.58]]), Classification(), 4).tolist() == [False, False, True, False, False]
+    assert shortlist(nets, torch.tensor([[1.58]] * 1000), Classification(), 4).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_lowest_entropy_decides_among_the_short_list(trained: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.cat([toy_task(t).test().x[:64] for t in (3, 1)])
     chosen = {3: [True, False, True, True, False], 1: [False, True, False, False, False]}
     answers = iter(chosen.values())
-    monkeypatch.setitem(METHODS, "shortlist", lambda nets, x, candidates: torch.tensor(next(answers)))
-    found = infer(trained.nets, x, trained.own_classes, "shortlist", group=64)
+    monkeypatch.setitem(INFERENCES, "shortlist", lambda *_: torch.tensor(next(answers)))
+    found = infer(trained.nets, x, trained.objective, "shortlist", group=64)
     assert found.tolist() == [3] * 64 + [1] * 64
 
 
@@ -123,19 +130,19 @@ def test_bad_arguments(trained: Strategy) -> None:
         learner().predict(x)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INFERENCES)
 def test_no_inputs_have_no_tasks(method: str, trained: Strategy) -> None:
     x = toy_task(0).test().x[:0]
     for group in (None, 1, 64):
-        found = infer(trained.nets, x, trained.own_classes, method, group)
+        found = infer(trained.nets, x, trained.objective, method, group)
         assert found.tolist() == []
         assert found.dtype == torch.int64
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INFERENCES)
 def test_candidates_must_be_some(method: str, trained: Strategy) -> None:
     with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
-        infer(trained.nets, toy_task(0).test().x, trained.own_classes, method, candidates=0)
+        infer(trained.nets, toy_task(0).test().x, trained.objective, method, candidates=0)
 
 
 class Spare(nn.Module):
@@ -155,10 +162,10 @@ def test_layers_that_are_not_used_are_no_obstacle(search: str) -> None:
     for t in range(2):
         ours.learn(toy_task(t))
     x = toy_task(1).test().x
-    found = entropy_gradient(ours.nets, x, torch.tensor([0.5, 0.5]))
+    found = entropy_gradient(ours.nets, x, torch.tensor([0.5, 0.5]), ours.objective)
     assert found.isfinite().all()
-    for method in METHODS:
-        assert len(infer(ours.nets, x, ours.own_classes, method)) == len(x)
+    for method in INFERENCES:
+        assert len(infer(ours.nets, x, ours.objective, method)) == len(x)
 
 
 class TwoWidths(nn.Module):
@@ -178,10 +185,10 @@ def test_heads_of_different_widths_cannot_be_mixed() -> None:
     x, y = toy_task(1).train()
     ours.learn(make_task((x, y), index=1, classes=range(4)))
     for method in ("exhaustive", "shortlist"):
-        assert (infer(ours.nets, x, ours.own_classes, method) == 1).all()
+        assert (infer(ours.nets, x, ours.objective, method) == 1).all()
     for method in ("oneshot", "binary"):
-        with pytest.raises(ValueError, match=r"mix the heads.*same shapes.* \(3, 32\).*\(4, 32\).*shortlist"):
-            infer(ours.nets, x, ours.own_classes, method)
+        with pytest.raises(ValueError, match=r"mix the heads.*same shapes.*\(3, 32\).*\(4, 32\).*shortlist"):
+            infer(ours.nets, x, ours.objective, method)
 
 
 def test_dropout_does_not_disturb_the_gradient() -> None:
@@ -189,7 +196,7 @@ def test_dropout_does_not_disturb_the_gradient() -> None:
     for t in range(2):
         ours.learn(toy_task(t))
     x, even = toy_task(1).test().x, torch.tensor([0.5, 0.5])
-    expected = entropy_gradient(ours.nets, x, even)
+    expected = entropy_gradient(ours.nets, x, even, ours.objective)
     ours.model.train()
-    assert torch.equal(entropy_gradient(ours.nets, x, even), expected)
+    assert torch.equal(entropy_gradient(ours.nets, x, even, ours.objective), expected)
     assert ours.model.training

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from powerprop.continual import GRID, EfficientPackNet, make_task
+from powerprop.continual import GRID, EfficientPackNet, make_task, sparsest
 from powerprop.continual.packing.search import around, binary, check_grid, linear
 from powerprop.continual.packing.taylor import loss_increase, removal_costs
-from tasks import learner, toy_model, toy_task
+from tasks import Scored, learner, toy_model, toy_task
 
 
 def counted(last: int) -> tuple[Callable[[int], bool], list[int]]:
@@ -78,7 +78,7 @@ def test_finds_the_right_sparsity(search: str, distribution: str) -> None:
     for gamma, kept in ((0.99, 10), (0.79, 8), (0.59, 6)):
         ours = EfficientPackNet(
             FewWeights(), lambda p: torch.optim.SGD(p, lr=1e-9), gamma=gamma, search=search, grid=grid,  # type: ignore[arg-type]
-            distribution=distribution, steps=1, retrain_steps=0, score=_right_side,  # type: ignore[arg-type]
+            distribution=distribution, steps=1, retrain_steps=0, objective=Scored(_right_side),  # type: ignore[arg-type]
         )  # fmt: skip
         ours.learn(make_task((x, y), (x, y)))
         assert ours.nets.masks.mask(0).count() == kept
@@ -100,8 +100,9 @@ def test_searches_agree_with_linear_on_real_training(search: str) -> None:
 
 
 def test_a_performance_below_zero_may_fall_by_its_own_fraction() -> None:
-    # -1 for the dense network, then for 90%, 50% and 10% of the weights; γ = 0.7 allows for more than -1.3
-    performance = iter((-1.0, -1.0, -1.25, -1.35))
+    # -1 for the dense network, then for 90%, 50% and 10% of the weights; γ = 0.7 allows for more than -1.3. The last
+    # is the sub-network that was taken, once more.
+    performance = iter((-1.0, -1.0, -1.25, -1.35, -1.25))
     ours = learner(
         search="linear", gamma=0.7, grid=(0.9, 0.5, 0.1), steps=2, retrain_steps=0, score=lambda *_: next(performance)
     )
@@ -110,17 +111,27 @@ def test_a_performance_below_zero_may_fall_by_its_own_fraction() -> None:
 
 
 def test_removal_costs_of_a_quadratic_by_hand() -> None:
-    # logits = (w, 0): p = σ(w); L = -log σ(w), ∂L/∂w = p - 1, Fisher = p(1 - p)
-    w = nn.Parameter(torch.tensor([[2.0]]))
-    x, y = torch.ones(4000, 1), torch.zeros(4000, dtype=torch.long)
-    batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 4000, 8)]
+    # L = mean ½(w - y)² with y = ±1 evenly: ∂L/∂w = w - y, of mean w = 2 and variance 1
+    w = nn.Parameter(torch.tensor([2.0]))
+    generator = torch.Generator().manual_seed(0)
+    y = 2 * torch.randint(0, 2, (2000, 8), generator=generator).double() - 1
+    costs = removal_costs({"w": w}, ((0.5 * (w - batch).square().mean(), 8) for batch in y))
+    assert float(costs["w"]) == pytest.approx(-2 * 2 + 0.5 * 1 * 4, rel=0.05)
 
-    def outputs(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x @ w, torch.zeros(len(x), 1)], 1)
 
-    costs = removal_costs({"w": w}, outputs, batches, torch.Generator().manual_seed(0))
-    p = float(torch.sigmoid(torch.tensor(2.0)))
-    assert float(costs["w"]) == pytest.approx(-(p - 1) * 2 + 0.5 * p * (1 - p) * 4, rel=0.05)
+def test_the_search_knows_a_performance_and_nothing_else() -> None:
+    asked: list[float] = []
+
+    def performance(kept: float) -> float:
+        asked.append(kept)
+        return {0.9: 0.95, 0.5: 0.91, 0.1: 0.2}[kept]
+
+    assert sparsest(performance, 1.0, (0.9, 0.5, 0.1), 0.9, "linear") == (1, 3)
+    assert asked == [0.9, 0.5, 0.1]
+    assert sparsest(performance, 1.0, (0.9, 0.5, 0.1), 0.9, "taylor", guess=1).place == 1
+    assert sparsest(performance, 1.0, (0.9, 0.5, 0.1), 0.99).place == -1
+    with pytest.raises(ValueError, match="search must be one of linear, binary, taylor, got 'guess'"):
+        sparsest(performance, 1.0, (0.9,), 0.9, "guess")
 
 
 def test_loss_increase_sums_the_costs_of_the_smallest() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from powerprop.continual import learn_stream, make_task
@@ -16,17 +18,27 @@ def pair(size: int, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return torch.arange(float(size))[:, None], torch.arange(size) % 2 if labels is None else labels
 
 
-@pytest.mark.parametrize(("size", "held"), [(2, [1]), (5, [4]), (10, [9]), (19, [9]), (30, [9, 19, 29])])
-def test_every_tenth_row_validates(size: int, held: list[int]) -> None:
-    task = make_task(pair(size))
-    assert task.validation().x[:, 0].tolist() == held
-    assert task.train().x[:, 0].tolist() == [row for row in range(size) if row not in held]
-    assert task.train().y.tolist() == [row % 2 for row in range(size) if row not in held]
-    assert task.test().x.tolist() == task.validation().x.tolist()
+@given(size=st.integers(2, 200), seed=st.integers(0, 5))
+def test_a_tenth_of_the_rows_validates(size: int, seed: int) -> None:
+    task = make_task(pair(size), seed=seed)
+    held, rest = (part.x[:, 0].tolist() for part in (task.validation(), task.train()))
+    assert len(held) == max(1, size // 10)
+    assert sorted([*held, *rest]) == list(range(size))
+    assert held == sorted(held)
+    assert rest == sorted(rest)
+    assert task.train().y.tolist() == [row % 2 for row in rest]
+    assert task.test().x[:, 0].tolist() == held
+    assert make_task(pair(size), seed=seed).validation().x[:, 0].tolist() == held
+
+
+def test_held_back_rows_are_not_periodic() -> None:
+    rows = make_task(pair(2000)).validation().x[:, 0].long()
+    assert 80 < int((rows % 2).sum()) < 120  # of 200: even and odd rows alike
+    assert len(rows.diff().unique()) > 10
 
 
 def test_sorted_labels_are_all_validated() -> None:
-    task = make_task(pair(60, torch.arange(60) // 20))
+    task = make_task(pair(600, torch.arange(600) // 200))
     assert task.validation().y.unique().tolist() == [0, 1, 2]
 
 
@@ -37,14 +49,20 @@ def test_labels_of_any_integer_kind_serve(kind: torch.dtype) -> None:
     assert task.train().y.dtype == torch.int64
 
 
+def test_targets_of_other_kinds_have_no_classes() -> None:
+    task = make_task((torch.randn(20, 3), torch.randn(20, 2)))
+    assert task.classes is None
+    with pytest.raises(ValueError, match="targets are not labels"):
+        task.global_labels(torch.zeros(1, dtype=torch.long))
+
+
 LABELS = torch.arange(4)
 BAD = [
     (pair(4, LABELS + 3), None, (3, 4, 5, 6), r"'x': labels of train must be 0..3 \(classes=\(3, .*, 6\)\), got 3..6"),
     (pair(4), pair(4, LABELS), (7, 8), r"'x': labels of validation must be 0..1 \(classes=\(7, 8\)\), got 0..3"),
     (pair(4, LABELS - 1), None, None, r"'x': labels of train must be 0..2 .*, got -1..2"),
-    (pair(4, LABELS.float()), None, None, r"'x': labels of train must be integers \(N,\), got torch.float32 \(4,\)"),
-    (pair(4, LABELS == 0), None, None, r"'x': labels of train must be integers \(N,\), got torch.bool \(4,\)"),
-    (pair(4, torch.eye(4).long()), None, None, r"'x': labels of train must be integers .*, got torch.int64 \(4, 4\)"),
+    (pair(4, LABELS.float()), None, (0, 1), r"'x': classes are of labels, .*, but train has torch.float32 \(4,\)"),
+    (pair(4, torch.eye(4).long()), None, (0, 1), r"'x': classes are of labels, .*, but train has torch.int64 \(4, 4\)"),
     (pair(4), pair(0), None, "'x': validation has no inputs"),
     (pair(1), None, None, "'x': expected two or more inputs to hold some back for validation, got 1"),
     (pair(4), pair(4, LABELS[:3]), None, "'x': validation: expected as many labels as inputs, got 4 and 3"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from powerprop.absorb import masked
 from powerprop.entries import zero_
+from powerprop.freeze import Frozen
 from powerprop.masks import Masks, pack, unpack
 from powerprop.master import Master
 from powerprop.power import check_alpha
@@ -74,6 +75,8 @@ class Powerprop(Optimizer):
         self.base, self.model, self.where = optimizer, model, _repeatable(where)
         self.sparsify: Sparsifier | None = None
         self.masters: dict[str, Master] = {}
+        self.frozen = Frozen()
+        self.stepping = False
         self._alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
         self.asks_for_closure = _asks_for_closure(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -132,16 +135,21 @@ class Powerprop(Optimizer):
             first, closure = _evaluated(closure)
             if self.sparsify.before_step(self):
                 return first
-        busy = [m for m in self.masters.values() if not m.idle]
+        busy = [m for m in self.masters.values() if not m.idle and not self.frozen.holds(m.param)]
         for master in busy:
             master.before_step()
         if closure is not None and self.asks_for_closure:
             closure = _confined(closure, busy)
-        with self._proxied(closure) as wrapped:
-            loss = self.base.step() if wrapped is None else self.base.step(wrapped)
+        with self.frozen.hidden(), self._proxied(closure) as wrapped:
+            self.stepping = True
+            try:
+                loss = self.base.step() if wrapped is None else self.base.step(wrapped)
+            finally:
+                self.stepping = False
         for master in busy:
             if master.written or self._has_step(master.param):
                 master.absorb()
+        self.frozen.restore()
         if self.sparsify is not None:
             self.sparsify.after_step(self)
         return loss
@@ -199,6 +207,13 @@ class Powerprop(Optimizer):
                 keep,
             )
 
+    def freeze(self, parameters: Iterable[nn.Parameter] = (), buffers: Iterable[Tensor] = ()) -> None:
+        """Hold these parameters and buffers, and no others, bit-identical through every step from now on.
+
+        For what has no mask: biases, norms, heads, running statistics. Weights with an α are held by `set_masks`.
+        """
+        self.frozen = Frozen(parameters, buffers)
+
     @property
     def active(self) -> Masks:
         """The weights that the forward pass uses."""
@@ -219,7 +234,8 @@ class Powerprop(Optimizer):
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         masks = {id(m.param): m.trainable for m in self.masters.values()}
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        every = [p for group in self.param_groups for p in group["params"]]
+        params = [p for p in every if p.grad is not None and not self.frozen.holds(p)]
         norm = get_total_norm([_among(p.grad, masks.get(id(p))) for p in params])
         clip_grads_with_norm_(params, max_norm, norm)
         return norm

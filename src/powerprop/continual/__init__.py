@@ -1,42 +1,61 @@
 """Continual learning: one network, task after task, nothing forgotten.
 
 learner = EfficientPackNet(model, lambda params: torch.optim.SGD(params, lr=0.5), alpha=1.375, gamma=0.99)
-learner.learn(task)                  # again and again
+learner.learn(task)                  # again and again; or begin, step and end in a loop of your own
 learner.predict(x, task=3)           # the task is known
 learner.predict(x)                   # the task is inferred
 """
 
 from powerprop.continual.boundaries.changepoint import ChangePointDetector
 from powerprop.continual.boundaries.finder import BoundaryFinder
+from powerprop.continual.combine import combine
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.metrics import Accuracies, accuracy_on
-from powerprop.continual.packing.infer import METHODS, entropy_gradient, infer
+from powerprop.continual.now import Rehearsal, Stateful
+from powerprop.continual.objective import Classification, Elbo, MultiLabel, Objective, Regression
+from powerprop.continual.packing.base import Packing
+from powerprop.continual.packing.infer import INFERENCES, entropy_gradient, infer
 from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
-from powerprop.continual.packing.search import GRID
+from powerprop.continual.packing.search import GRID, sparsest
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks
-from powerprop.continual.strategy import Stateful, Strategy
+from powerprop.continual.registry import STRATEGIES, load_learner
+from powerprop.continual.source import Source
+from powerprop.continual.strategy import Naive, Strategy
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 
 __all__ = [
     "GRID",
-    "METHODS",
+    "INFERENCES",
     "SCENARIOS",
+    "STRATEGIES",
     "Accuracies",
     "BoundaryFinder",
     "ChangePointDetector",
+    "Classification",
     "EfficientPackNet",
+    "Elbo",
+    "MultiLabel",
+    "Naive",
+    "Objective",
     "PackNet",
+    "Packing",
     "Prediction",
+    "Regression",
+    "Rehearsal",
     "Scenario",
+    "Source",
     "Stateful",
     "Strategy",
     "Subnetworks",
     "Task",
     "TaskMasks",
     "accuracy_on",
+    "combine",
     "entropy_gradient",
     "infer",
     "learn_stream",
+    "load_learner",
     "make_task",
+    "sparsest",
 ]

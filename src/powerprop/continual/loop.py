@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from powerprop.continual.metrics import Accuracies, accuracy_on
-from powerprop.continual.packing.subnets import Subnetworks
+from powerprop.continual.packing.base import Packing
 from powerprop.continual.strategy import Progress, Strategy
 from powerprop.continual.task import Scenario, Task, check_distinct, check_scenario
 
@@ -24,7 +24,7 @@ def learn_stream(
     after_task: Callable[[Task], None] | None = None,
     future: bool = False,
     progress: Progress | None = None,
-    **how: Any,
+    **options: Any,
 ) -> dict[Scenario, Accuracies]:
     """Learn all tasks of a stream and evaluate all that are known after each.
 
@@ -34,13 +34,13 @@ def learn_stream(
     after_task: called with every task once it is learned and evaluated, before the learner is saved.
     future: evaluate tasks before they are learned too, as forward transfer needs it. Methods that mask have no
         sub-network for them yet: their forward transfer is domain-incremental, from the sub-network that is surest.
-    how: further arguments of the learner's `predict`.
+    options: further arguments of the learner's `predict`.
     """
     if checkpoint is not None and Path(checkpoint).exists():
         learner.load(checkpoint)
     if future:
         _check_future(learner, scenarios)
-    learner.check_how(**how)
+    learner.check_predict_options(**options)
     rows = _rows(learner, len(stream), scenarios)
     for index in range(learner.current, len(stream)):
         task = _numbered(stream, index)
@@ -49,7 +49,7 @@ def learn_stream(
         learner.learn(task, progress)
         known = [_numbered(stream, j) for j in range(len(stream) if future else index + 1)]
         for scenario in scenarios:
-            rows[scenario].append([accuracy_on(learner, each, scenario, **how) for each in known])
+            rows[scenario].append([accuracy_on(learner, each, scenario, **options) for each in known])
         if after_task is not None:
             after_task(task)
         if checkpoint is not None:
@@ -86,8 +86,8 @@ def _check_rows(rows: Mapping[str, Sequence[Sequence[float]]], learned: int, sce
 
 
 def _check_future(learner: Strategy, scenarios: Sequence[Scenario]) -> None:
-    masks = any(isinstance(part, Subnetworks) for part in learner.parts.values())
-    missing = "sub-network" if masks else "classes among the outputs" if learner.labels == "stream" else None
+    missing = None if learner.objective.shared_outputs else "classes among the outputs"
+    missing = "sub-network" if isinstance(learner, Packing) else missing
     if missing and "task-incremental" in scenarios:
         text = f"a task has no {missing} before it is learned, so that with future=True scenarios must be others than"
         raise ValueError(f"{text} task-incremental, got {', '.join(scenarios)}")

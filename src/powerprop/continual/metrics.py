@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from powerprop.continual.objective import Classification
 from powerprop.continual.strategy import Strategy
 from powerprop.continual.task import Prediction, Scenario, Task, check_distinct, check_scenario
 from powerprop.data.images import Part
@@ -17,31 +18,30 @@ from powerprop.data.images import Part
 __all__ = ["Accuracies", "accuracy_on", "correct"]
 
 
-def accuracy_on(learner: Strategy, task: Task, scenario: Scenario, part: Part | None = None, **how: Any) -> float:
+def accuracy_on(learner: Strategy, task: Task, scenario: Scenario, part: Part | None = None, **options: Any) -> float:
     """The fraction of a task's test set (or another part of it) that is classified correctly in a scenario.
 
-    how: further arguments of the learner's `predict`, such as the size of the groups that share a task.
+    For objectives without classes it is their score, which is task-incremental: the task is given.
+    options: further arguments of the learner's `predict`, such as the size of the groups that share a task.
     """
     check_scenario(scenario)
+    x, y = task.test() if part is None else part
+    if not isinstance(learner.objective, Classification):
+        if scenario != "task-incremental":
+            kind = type(learner.objective).__name__
+            raise ValueError(f"{kind} has no classes to tell apart: expected task-incremental, got {scenario}")
+        return learner.score((x, y), task.index)
     if scenario == "class-incremental":
         check_distinct([each.classes for each in learner.tasks])
-    x, y = task.test() if part is None else part
     given = task.index if scenario == "task-incremental" else None
-    return correct(learner, learner.predict(x, given, **how), task, y, scenario)
+    return correct(learner.predict(x, given, **options), task, y, scenario)
 
 
-def correct(learner: Strategy, found: Prediction, task: Task, y: torch.Tensor, scenario: Scenario) -> float:
+def correct(found: Prediction, task: Task, y: torch.Tensor, scenario: Scenario) -> float:
     """The fraction of a prediction that is right: the class within the task, or of all classes if that is asked."""
-    right = found.label.cpu() == y.cpu()
-    if scenario == "class-incremental":
-        known = found.task.cpu() >= 0
-        numbers = [learner.tasks[t].classes[label] if t >= 0 else -1 for t, label in _pairs(found)]
-        right = known & (torch.tensor(numbers) == task.global_labels(y.cpu()))
+    y = y.to(found.label.device)
+    right = found.number == task.global_labels(y) if scenario == "class-incremental" else found.label == y
     return float(right.double().mean())
-
-
-def _pairs(found: Prediction) -> list[tuple[int, int]]:
-    return list(zip(found.task.tolist(), found.label.tolist(), strict=True))
 
 
 @dataclass

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from powerprop.continual.objective import OBJECTIVES, Objective
 from powerprop.files import write_atomically
 from powerprop.optim import Powerprop
 
-__all__ = ["below", "check_settings", "check_shapes", "load_weights", "read_learner", "weights", "write_learner"]
+if TYPE_CHECKING:
+    from powerprop.continual.strategy import Strategy
 
-FORMAT = "powerprop-learner-1"
+__all__ = ["below", "options_of", "read_learner", "state_of", "take_up", "write_learner"]
+
+FORMAT = "powerprop-learner-2"
+
+
+# --- files ------------------------------------------------------------------------------------------------------
 
 
 def write_learner(path: str | Path, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
@@ -41,8 +48,75 @@ def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
 
 
-def check_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """A learner goes on as it began; what an older file does not tell is not compared."""
+# --- a learner as tensors and plain data ------------------------------------------------------------------------
+
+
+def state_of(learner: Strategy) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything that was learned, with that of the method's own parts."""
+    if learner.now is not None:
+        raise RuntimeError(f"task {learner.now.task} is still being learned: a learner is saved after end()")
+    tensors = weights(learner.model, learner.optimizer)
+    data: dict[str, Any] = {
+        "identity": identity(learner), "options": options_of(learner),
+        "tasks": [list(task) for task in learner.tasks], "records": learner.records, "parts": {},
+    }  # fmt: skip
+    for name, part in learner.parts.items():
+        own, data["parts"][name] = part.state()
+        tensors |= {f"{name}/{key}": tensor for key, tensor in own.items()}
+    return tensors, data
+
+
+def identity(learner: Strategy) -> dict[str, Any]:
+    """What a saved learner and the one that takes it up must have in common, besides the model."""
+    optimizer = learner.optimizer
+    own = {"method": type(learner).__name__, "objective": objective_of(learner.objective), "alpha": optimizer.alpha}
+    alphas = {n: m.alpha for n, m in optimizer.masters.items() if learner.head_of(n) is None}
+    return own | {name: getattr(learner, name) for name in _named(learner, "FIXED")} | {"alphas": alphas}
+
+
+def options_of(learner: Strategy) -> dict[str, Any]:
+    """The arguments that the learner can be made of again; the base optimiser with its own."""
+    base = learner.optimizer.base
+    defaults = {k: v for k, v in base.defaults.items() if v is None or isinstance(v, (bool, int, float, str, tuple))}
+    made = {"optimizer": [type(base).__name__, defaults], "schedule": None if learner.schedule is None else "given"}
+    return made | {name: getattr(learner, name) for name in _named(learner, "OPTIONS")}
+
+
+def objective_of(objective: Objective) -> list[Any]:
+    """Name and arguments of an objective."""
+    return [type(objective).__name__, objective.options()]
+
+
+def _named(learner: Strategy, attribute: str) -> list[str]:
+    """What the classes of a learner list under this attribute."""
+    return list(dict.fromkeys(name for kind in type(learner).__mro__ for name in vars(kind).get(attribute, ())))
+
+
+def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+    """Make a learner what `state_of` described, all of it or nothing."""
+    check_identity(data["identity"], json.loads(json.dumps(identity(learner))))
+    learner.add_heads(len(data["tasks"]))
+    now, plain = state_of(learner)
+    kinds = ("model/", "phi/")
+    check_shapes(*({n: t for n, t in each.items() if n.startswith(kinds)} for each in (tensors, now)))
+    before = {n: t.clone() for n, t in now.items()}
+    try:
+        _put(learner, tensors, data)
+    except Exception:
+        _put(learner, before, plain)
+        raise
+    learner.model.eval()
+
+
+def _put(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+    load_weights(learner.model, learner.optimizer, tensors)
+    learner.remember(data["tasks"], data["records"])
+    for name, part in learner.parts.items():
+        part.load_state(below(name, tensors), data["parts"][name])
+
+
+def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """A learner goes on as it began."""
     for name, value in own.items():
         if saved.get(name, value) != value:
             raise ValueError(f"the saved learner has {name} {saved[name]!r}, this one has {value!r}")
@@ -54,6 +128,9 @@ def check_shapes(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None
     if there != here:
         only = [dict(sorted(one - other)) for one, other in ((there, here), (here, there))]
         raise ValueError(f"of the weights that differ the saved learner has {only[0]}, this one has {only[1]}")
+
+
+# --- weights ----------------------------------------------------------------------------------------------------
 
 
 def weights(model: nn.Module, optimizer: Powerprop) -> dict[str, Tensor]:
@@ -78,3 +155,11 @@ def load_weights(model: nn.Module, optimizer: Powerprop, tensors: Mapping[str, T
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with "prefix/", without it."""
     return {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+
+
+def made_objective(saved: list[Any]) -> Objective:
+    """The objective that `objective_of` described, if its arguments suffice."""
+    name, options = saved
+    if name not in OBJECTIVES or options is None:
+        raise ValueError(f"the saved learner has the objective {name}, which its file cannot make: say objective=…")
+    return OBJECTIVES[name](**options)

@@ -1,96 +1,89 @@
-"""The one loop over tasks, and what a method says in it: six verbs."""
+"""A learner of one task after the other: three calls of a loop, and the verbs in which methods differ."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from powerprop.continual.saving import (
-    below,
-    check_settings,
-    check_shapes,
-    load_weights,
-    read_learner,
-    weights,
-    write_learner,
-)
-from powerprop.continual.task import Prediction, Task, derived_seed, drawing_from, entropy, no_answers
-from powerprop.data.batches import Batches
-from powerprop.data.images import Part
+from powerprop.continual import saving
+from powerprop.continual.combine import check_combination, verbs_of
+from powerprop.continual.now import Learned, Now, Rehearsal, Stateful
+from powerprop.continual.objective import Classification, Model, Objective, as_objective
+from powerprop.continual.optimiser import OptimizerFactory, powerprop_of
+from powerprop.continual.source import Missing, Source, to_device
+from powerprop.continual.task import Task, derived_seed, drawing_from
+from powerprop.continual.view import AsTask
 from powerprop.entries import count
-from powerprop.modes import in_parts
-from powerprop.optim import Powerprop
+from powerprop.modes import evaluating
 from powerprop.select import Where
 from powerprop.train.fit import LossTally
 
-__all__ = ["Learned", "OptimizerFactory", "Progress", "Stateful", "Strategy"]
-
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-"""Makes the base optimiser: `lambda params: torch.optim.SGD(params, lr=0.1)`."""
+__all__ = ["Naive", "Progress", "Strategy"]
 
 Progress = Callable[[str, int, float], None]
 """Hears the phase of the work, its step and the mean loss since it last heard."""
 
 HEARD_EVERY = 100
-BATCHES, LAYERS, WEIGHTS, DRAWN_LABELS, REVIVED = range(5)
-"""Purposes of random numbers; each has a generator of its own for every task."""
-
-
-class Stateful(Protocol):
-    """A part of a method whose state is saved with the learner: masks, importances, a memory."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
-
-    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None: ...
-
-
-class Learned(NamedTuple):
-    """What is remembered of a task: its name and the numbers of its classes in the stream."""
-
-    name: str
-    classes: tuple[int, ...]
+PURPOSES = ("batches", "layers", "weights", "labels", "revived", "layers at the end")
+"""Purposes of random numbers that have kept their seeds; those of other names are derived from the name."""
 
 
 class Strategy:
-    """Learns one task after the other; by itself it is naive fine-tuning, which forgets.
+    """Learns one task after the other. A method overrides some of the verbs; by itself this is naive fine-tuning.
 
-    A method overrides some of six verbs: `begin_task`, `loss`, `after_backward`, `after_step`, `end_task`, `predict`.
+        learner.begin(0)                                  # or learn(task), which makes the same three calls
+        for x, y in loader:
+            learner.step(F.cross_entropy(model(x), y))
+        learner.end(loader)
+
     Random numbers are drawn from (seed, task, purpose), so that a learner that was saved after a task and loaded goes
     on bit for bit. The optimiser starts every task without memory.
 
-    model: called as model(x), or as model(x, task) if it has heads.
-    optimizer: makes the base optimiser from a list of parameters.
+    model: called as model(x), or as model(x, task) if it has heads or takes the task.
+    optimizer: makes the base optimiser from a list of parameters; or an optimiser of the model, which this learner
+        steps from now on; or a `Powerprop`, which has its α already.
+    objective: what is learned: an `Objective`, or a function of (model, batch, task) that gives the loss; by default
+        `Classification`.
     alpha: the power of Powerpropagation; 1 is ordinary training.
-    steps: of training per task.
-    batch_size: inputs per step.
+    steps: of training per task, in `learn`.
+    batch_size: inputs per step, in `learn`, unless the data comes in batches.
     seed: of batches, dropout and new weights; the model's own first weights are the caller's.
-    labels: what the outputs count: the classes of a "task", or those of the whole "stream".
     heads: the name of the submodule whose child "0", "1", … is the output layer of task 0, 1, …; None is a shared one.
-    where: which weights get α; by default those of all linear, convolutional and attention layers.
+        Heads may be added while learning.
+    takes_task: the model takes the task without having heads.
+    where: which weights get α; by default those of all layers that multiply their inputs.
     schedule: factor of the learning rate, given the phase ("training", "retraining") and the fraction of it done.
     clip: the largest norm of the gradient while all weights are trained; of a fraction of them, its root times that. A
         new task starts with the large weights of all tasks before it, so that its first gradients can be far larger
         than the later ones.
     """
 
+    OPTIONS: ClassVar[tuple[str, ...]] = ("steps", "batch_size", "seed", "heads", "takes_task", "clip")
+    """The arguments that a saved learner is made of again; each class names its own."""
+    FIXED: ClassVar[tuple[str, ...]] = ("seed", "heads", "takes_task")
+    """Those of them that a learner must have in common with the file that it takes up."""
+
     def __init__(
         self,
         model: nn.Module,
-        optimizer: OptimizerFactory,
+        optimizer: OptimizerFactory | Optimizer,
         *,
-        alpha: float = 1.0,
+        objective: Objective | Callable[[Model, Any, int], Tensor] | None = None,
+        alpha: float | None = None,
         steps: int = 1000,
         batch_size: int = 64,
         seed: int = 0,
-        labels: Literal["task", "stream"] = "task",
         heads: str | None = None,
+        takes_task: bool = False,
         where: Where | None = None,
         schedule: Callable[[str, float], float] | None = None,
         clip: float | None = None,
@@ -100,141 +93,207 @@ class Strategy:
                 raise ValueError(f"{name} must be at least {least}, got {number}")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be a positive norm, got {clip}")
-        if labels not in ("task", "stream"):
-            raise ValueError(f"labels must be 'task' or 'stream', got {labels!r}")
         if heads is not None:
             model.get_submodule(heads)
         self.model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
-        self.labels, self.heads, self.schedule, self.clip = labels, heads, schedule, clip
-        self.optimizer = Powerprop(optimizer(list(model.parameters())), model, alpha, where)
-        if self.optimizer.asks_for_closure:
-            kind = type(self.optimizer.base).__name__
-            raise TypeError(f"optimizer must step from one gradient, but {kind} asks for a closure")
+        self.heads, self.takes_task, self.schedule, self.clip = heads, takes_task, schedule, clip
+        self.objective = as_objective(objective)
+        self.optimizer = powerprop_of(model, optimizer, alpha, where)
         self.parts: dict[str, Stateful] = {}
         self.tasks: list[Learned] = []
         self.records: dict[str, Any] = {}
+        self.now: Now | None = None
+        self._known = {id(parameter) for parameter in model.parameters()}
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        self._classes: tuple[int, ...] = ()
 
-    # --- the loop -----------------------------------------------------------------------------------------------
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_combination(cls)
 
-    def learn(self, task: Task, progress: Progress | None = None) -> None:
-        """Learn the next task of the stream."""
-        with drawing_from(derived_seed(self.seed, self.current, LAYERS), self.device):
-            self.open_task(task)
-            batches = self.batches(task.train())
-            self.train(batches, self.steps, progress)
-            self.close_task(task, batches, progress)
+    # --- the loop: three calls ----------------------------------------------------------------------------------
 
-    def open_task(self, task: Task) -> None:
-        """Begin a task: the optimiser forgets what it remembers of the last one."""
-        if task.index != self.current:
-            raise ValueError(f"{task.name}: expected the task with index {self.current}, got {task.index}")
-        self._check_head(task)
-        self._classes = tuple(task.classes)
+    def begin(
+        self,
+        task: int | Task | None = None,
+        *,
+        classes: Sequence[int] | None = None,
+        steps: int | None = None,
+        name: str = "",
+    ) -> None:
+        """Begin the next task: the optimiser forgets what it remembers of the last one.
+
+        task: its number, which must be that of the next one; or the task itself.
+        classes: the numbers of its classes in the whole stream, if the objective needs them.
+        steps: how many steps there will be, for methods that follow a schedule.
+        name: what messages call it.
+        """
+        if self.now is not None:
+            raise RuntimeError(
+                f"{self.now.name} is still being learned: call end() before the next begin(), or give_up()"
+            )
+        index, name = (task.index, task.name) if isinstance(task, Task) else (task, name or f"task {self.current}")
+        if index is not None and index != self.current:
+            raise ValueError(f"{name}: expected the task with index {self.current}, got {index}")
+        classes = task.classes if isinstance(task, Task) else classes
+        self.add_heads(self.current + 1, f"{name}: ")
+        self._take_up_new_parameters()
+        self.objective.begin(self.current, classes)
         self.optimizer.base.state.clear()
         self.model.train()
-        self.begin_task(task)
+        self.now = Now(self.current, name, None if classes is None else tuple(classes), steps)
+        self._tally = LossTally(self.device)
+        try:
+            self._act("begin_task")
+        except BaseException:
+            self.now = None
+            raise
 
-    def close_task(self, task: Task, batches: Batches, progress: Progress | None = None) -> None:
-        """End a task: from now on it is one of those learned."""
-        self.end_task(task, batches, progress)
-        self.tasks.append(Learned(task.name, tuple(task.classes)))
-        self._classes = ()
+    def step(self, loss: Tensor, batch: Any = None, scaler: GradScaler | None = None) -> Tensor:
+        """One step: gradients of the loss, of rehearsed batches and of the penalty, then the optimiser's update.
+
+        batch: what the loss is of, for methods that look at the inputs again (LwF).
+        scaler: of mixed precision in float16.
+        """
+        now = self._open("step")
+        now.batch = batch
+        self.optimizer.zero_grad()
+        self.backward(loss, scaler)
+        self.update(scaler)
+        return loss.detach()
+
+    def backward(self, loss: Tensor, scaler: GradScaler | None = None) -> None:
+        """The first half of a step, to be called several times where gradients are accumulated."""
+        self._open("backward")
+        self._tally.add(loss)
+        rehearsals = [each for found in self._act("rehearse") for each in found or ()]
+        share = 1.0 - sum(each.share for each in rehearsals)
+        _scaled(loss if share == 1.0 else share * loss, scaler).backward()  # type: ignore[no-untyped-call]
+        for batch, task, share in rehearsals:
+            with self.viewing(task) as model:
+                again = self.objective.loss(model, to_device(batch, self.device), task)
+            _scaled(share * again, scaler).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, scaler: GradScaler | None = None) -> None:
+        """The second half: the gradients as the methods want them, the penalty, clipping, the optimiser."""
+        now = self._open("update")
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        self.after_backward()
+        penalties = [term for term in self._act("penalty") if term is not None]
+        if penalties:
+            torch.stack(penalties).sum().backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None and (share := self.trained_share()) > 0:
+            self.optimizer.clip_grad_norm_(self.clip * math.sqrt(share))
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+        now.step += 1
+        self._act("after_step")
+        if now.step % HEARD_EVERY == 0:
+            self._mean = self._tally.take(now.step)
+
+    def end(self, data: Any = None, validation: Any = None, progress: Progress | None = None) -> None:
+        """End a task: from now on it is one of those learned.
+
+        data: what it was trained on, as `learn` takes it, for methods that look at it once more: importances,
+            memories, retraining.
+        validation: data that choices are made on, such as how sparse a sub-network can be; by default the same.
+        """
+        now = self._open("end")
+        self._tally.mean(now.step)
+        source = data if isinstance(data, Source) else self.source(data)
+        held = source if validation is None else self.source(validation)
+        with self._drawing("layers at the end"):
+            self.model.eval()
+            self._act("end_task", source, held, progress)
+        self.tasks.append(Learned(now.name, now.classes))
+        self.now = None
         self.model.eval()
 
-    def batches(self, part: Part) -> Batches:
-        """Endless batches of a task's data, the same whenever this task is learned."""
-        size = min(self.batch_size, len(part.x))
-        return Batches(part.x, part.y, size, self.generator(BATCHES))
+    def learn(self, task: Any, progress: Progress | None = None, *, epochs: int | None = None) -> None:
+        """Learn the next task: begin, some steps, end.
 
-    def train(self, batches: Batches, steps: int, progress: Progress | None = None, phase: str = "training") -> None:
-        """Some steps of the loop, in which four of the verbs have their place."""
-        tally = LossTally(self.device)
+        task: a `Task`; or its training data as tensors (inputs, targets), a `Dataset` or a `DataLoader`.
+        epochs: go through the data so many times, instead of `steps` steps.
+        """
+        data, validation = (task.train(), task.validation()) if isinstance(task, Task) else (task, None)
+        source = self.source(data)
+        steps = self.steps if epochs is None else epochs * source.per_epoch()
+        try:
+            with self._drawing("layers"):
+                self.begin(task if isinstance(task, Task) else None, steps=steps)
+                self.train(source, steps, progress)
+                self.end(source, validation if validation and len(validation.x) else None, progress)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Leave the task in hand without having learned it; the next `begin` is of the same task."""
+        self._set_rates("", 0.0)
+        self.now = None
+        self.model.eval()
+
+    def train(self, source: Source, steps: int, progress: Progress | None = None, phase: str = "training") -> None:
+        """Some steps with the batches of a source."""
+        now = self._open("train")
+        now.phase, now.step, now.steps = phase, 0, steps
+        self.model.train()
         for step in range(1, steps + 1):
             self._set_rates(phase, (step - 1) / steps)
-            tally.add(self.step(*next(batches)))
+            batch = next(source)
+            with self.viewing(now.task) as model:
+                loss = self.objective.loss(model, batch, now.task)
+            self.step(loss, batch)
             if step % HEARD_EVERY == 0 or step == steps:
-                mean = tally.take(step)
+                mean = self._mean if step % HEARD_EVERY == 0 else self._tally.take(step)
                 if progress is not None:
                     progress(phase, step, mean)
         self._set_rates("", 0.0)
 
-    def step(self, x: Tensor, y: Tensor) -> Tensor:
-        """Loss, gradient and update for one batch; returns the loss."""
-        self.optimizer.zero_grad()
-        loss = self.loss(x.to(self.device), y.to(self.device))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.after_backward()
-        if self.clip is not None:
-            self._clip(self.clip)
-        self.optimizer.step()
-        self.after_step()
-        return loss.detach()
+    # --- the verbs ----------------------------------------------------------------------------------------------
 
-    def _clip(self, norm: float) -> None:
-        """Frozen weights take no part: their gradients grow with every task and would leave nothing for the others.
+    def begin_task(self) -> None:
+        """Before the first step on a task; `self.now` tells which."""
 
-        The norm that is allowed falls with the root of the fraction of weights that is trained, so that a weight moves
-        no farther when it is one of few: otherwise each task has larger weights than the one before.
-        """
-        masters = self.optimizer.masters.values()
-        for master in masters:
-            master.confine_gradient()
-        moving = [m for m in masters if m.param.grad is not None]
-        trained = sum(m.param.numel() if m.trainable is None else count(m.trainable) for m in moving)
-        share = trained / sum(m.param.numel() for m in masters)
-        nn.utils.clip_grad_norm_(self.model.parameters(), norm * math.sqrt(share))
+    def rehearse(self) -> Sequence[Rehearsal] | None:
+        """Batches of earlier tasks to train on beside the current one."""
 
-    def _set_rates(self, phase: str, done: float) -> None:
-        """The rates of the schedule; outside of a phase, those of the optimiser."""
-        if self.schedule is not None:
-            factor = self.schedule(phase, done) if phase else 1.0
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * factor
-
-    # --- the six verbs ------------------------------------------------------------------------------------------
-
-    def begin_task(self, task: Task) -> None:
-        """Before the first step on a task."""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """What is minimised on a batch: the cross-entropy of the current task."""
-        outputs = self.outputs(x, self.current)
-        self._check_outputs(outputs.shape[1])
-        return F.cross_entropy(outputs, self.targets(y))
+    def penalty(self) -> Tensor | None:
+        """A term of the loss that holds on to what was learned; while it is asked for, gradients are the task's own."""
 
     def after_backward(self) -> None:
-        """Between the gradient and the update: gradients may be changed or dropped here."""
+        """Between the gradient of the task and that of the penalty: change it here."""
 
     def after_step(self) -> None:
         """After the update."""
 
-    def end_task(self, task: Task, batches: Batches, progress: Progress | None = None) -> None:
-        """After the last step on a task: consolidate it. batches goes on where training stopped."""
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """After the last step on a task, with its data in a fixed order and the model in evaluation mode."""
 
-    def predict(self, x: Tensor, task: int | None = None) -> Prediction:
-        """The task and the class within it of every input; a task that is given is not questioned.
+    def viewing(self, task: int | None) -> AbstractContextManager[Model]:
+        """The network as a task sees it, for as long as the block lasts."""
+        return nullcontext(self.bound(task))
 
-        Without a task it is read off the class if the outputs count the classes of the stream; otherwise all tasks
-        share their classes and the task in the answer means nothing. A task that comes later is answered by the network
-        as it is, which is what forward transfer measures, if the outputs count the classes of a task.
+    def predict(self, x: Tensor, task: int | None = None) -> Any:
+        """What the objective answers: for classification a `Prediction`; a task that is given is not questioned.
+
+        Without a task and with heads, all heads are asked and the class with the largest output wins. A task that comes
+        later is answered by the network as it is, which is what forward transfer measures, where outputs mean the same
+        in all tasks.
         """
         self._check_task(task)
-        if not len(x):
-            return no_answers(self.device)
-        logits = self.logits(x, task)
-        if task is not None:
-            logits = self.own_classes(logits, task)
-        elif self.labels == "stream":
-            return self._of_stream(logits)
-        label = logits.argmax(1)
-        return Prediction(torch.full_like(label, task or 0), label, entropy(logits))
+        if task is None and self.heads is not None:
+            return self._over_heads(x.to(self.device))
+        with self.viewing(task) as model, evaluating(self.model), torch.no_grad():
+            return self.objective.predict(model, x.to(self.device), task)
 
-    def check_how(self, **how: Any) -> None:
+    def check_predict_options(self, **options: Any) -> None:
         """Further arguments that `predict` does not take are an error, before anything is trained."""
-        if how:
-            raise TypeError(f"{type(self).__name__}.predict takes the inputs and a task, got also {', '.join(how)}")
+        if options:
+            raise TypeError(f"{type(self).__name__}.predict takes the inputs and a task, got also {', '.join(options)}")
 
     # --- what methods share -------------------------------------------------------------------------------------
 
@@ -248,97 +307,148 @@ class Strategy:
         """The number of the task that is being learned, or will be next."""
         return len(self.tasks)
 
-    def generator(self, purpose: int) -> torch.Generator:
-        """Random numbers of the current task for one purpose; on the CPU, the same on every machine."""
-        return torch.Generator().manual_seed(derived_seed(self.seed, self.current, purpose))
+    @property
+    def name(self) -> str:
+        """What the task in hand is called."""
+        return f"task {self.current}" if self.now is None else self.now.name
 
-    def outputs(self, x: Tensor, task: int) -> Tensor:
-        """The model as it is now."""
-        return self.model(x) if self.heads is None else self.model(x, task)  # type: ignore[no-any-return]
+    def generator(self, purpose: str) -> torch.Generator:
+        """Random numbers of the current task for one purpose, which go on from call to call; on the CPU, so that they
+        are the same on every machine."""
+        made = {} if self.now is None else self.now.generators
+        if purpose not in made:
+            made[purpose] = torch.Generator().manual_seed(derived_seed(self.seed, self.current, _number(purpose)))
+        return made[purpose]
 
-    def targets(self, y: Tensor) -> Tensor:
-        """Labels of the current task as the outputs count them."""
-        return y if self.labels == "task" else torch.tensor(self._classes, device=y.device)[y]
+    def source(self, data: Any) -> Source:
+        """Data as batches on the model's device; None is an error as soon as a method looks at it."""
+        if data is None:
+            data = Missing(f"{type(self).__name__} looks at the data of a task when it ends: say end(loader)")
+        return Source(data, self.batch_size, lambda: self.generator("batches"), self.device)
 
-    def logits(self, x: Tensor, task: int | None) -> Tensor:
-        """The outputs of the model as it is now, in evaluation mode."""
-        return in_parts(self.model, lambda part: self.outputs(part, 0 if task is None else task), x)
+    def bound(self, task: int | None) -> Model:
+        """The model as a function of the inputs alone."""
+        if self.heads is None and not self.takes_task:
+            return self.model
+        return AsTask(self.model, 0 if task is None else task)
 
-    def own_classes(self, logits: Tensor, task: int) -> Tensor:
-        """The columns of a task's own classes."""
-        classes = self.tasks[task].classes if task < len(self.tasks) else self._classes or self.tasks[-1].classes
-        return logits[:, list(classes)] if self.labels == "stream" else logits[:, : len(classes)]
+    @torch.no_grad()
+    def logits(self, x: Tensor, task: int) -> Any:
+        """The plain outputs of the network as a task sees it, in evaluation mode."""
+        self._check_task(task)
+        with self.viewing(task) as model, evaluating(self.model):
+            return Objective.predict(self.objective, model, x.to(self.device), task)
+
+    @torch.no_grad()
+    def score(self, data: Any, task: int) -> float:
+        """How well the objective says that a task is done."""
+        with self.viewing(task) as model, evaluating(self.model):
+            return self.objective.score(model, self.source(data).in_order(), task)
+
+    def trained_share(self) -> float:
+        """The fraction of the weights that the task in hand trains; heads of other tasks are no part of it."""
+        masters = {n: m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)}
+        trained = {n: m for n, m in masters.items() if m.param.grad is not None}
+        moving = sum(m.param.numel() if m.trainable is None else count(m.trainable) for m in trained.values())
+        return moving / max(1, sum(m.param.numel() for m in masters.values()))
+
+    def head_of(self, name: str) -> int | None:
+        """The task whose head this name is inside of; None for everything that is shared."""
+        if self.heads is None or not name.startswith(f"{self.heads}."):
+            return None
+        child = name[len(self.heads) + 1 :].partition(".")[0]
+        return int(child) if child.isdigit() else None
+
+    def memory_bytes(self) -> int:
+        """What the method keeps beyond the model, as it is saved."""
+        tensors = (t for part in self.parts.values() for t in part.state()[0].values())
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def _act(self, verb: str, *arguments: Any) -> list[Any]:
+        """Every strategy of this learner does what it does in a verb."""
+        kind: Any = type(self)
+        return [function(self, *arguments) for function in verbs_of(kind, verb)]
+
+    def _open(self, what: str) -> Now:
+        if self.now is None:
+            raise RuntimeError(f"{what}() needs a task: call begin() first")
+        return self.now
+
+    def _drawing(self, purpose: str) -> AbstractContextManager[None]:
+        """Layers that know torch's global generator only (dropout) draw from a seed of the task."""
+        return drawing_from(derived_seed(self.seed, self.current, _number(purpose)), self.device)
+
+    def _set_rates(self, phase: str, done: float) -> None:
+        """The rates of the schedule; outside of a phase, those of the optimiser."""
+        if self.schedule is not None:
+            factor = self.schedule(phase, done) if phase else 1.0
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+
+    def _over_heads(self, x: Tensor) -> Any:
+        if not isinstance(self.objective, Classification):
+            kind = type(self.objective).__name__
+            raise ValueError(f"predict with {kind} needs the task: every task has an output layer of its own")
+        return self.objective.among([self.logits(x, task) for task in range(self.current)])
 
     def _check_task(self, task: int | None) -> None:
         """An error that names the tasks there are, if this one cannot be answered for."""
-        known = self.current + bool(self._classes)  # the one that is being learned has classes too
+        known = self.current + (self.now is not None)
         if not self.tasks and (task is None or not known):
             raise ValueError(f"task must be learned first: none is yet, got {task}")
-        if task is not None and not 0 <= task < (known if self.labels == "stream" else math.inf):
+        limit = known if self.heads is not None or not self.objective.shared_outputs else math.inf
+        if task is not None and not 0 <= task < limit:
             raise ValueError(f"task must be in 0..{known - 1} (the tasks learned so far), got {task}")
 
-    def _check_outputs(self, outputs: int) -> None:
-        """An error if there are fewer outputs than classes; a GPU's own would take the whole process with it."""
-        needed = len(self._classes) if self.labels == "task" else max(self._classes, default=-1) + 1
-        if outputs < needed:
-            text = f"task {self.current} with labels={self.labels!r} needs {needed} outputs for its classes"
-            raise ValueError(f"{text} {self._classes}, the model has {outputs}")
-
-    def _check_head(self, task: Task) -> None:
+    def add_heads(self, tasks: int, name: str = "") -> None:
+        """Output layers for so many tasks, where the module that has them knows how to `add` one."""
         if self.heads is None:
             return
-        heads = [name for name, _ in self.model.get_submodule(self.heads).named_children()]
-        if str(self.current) not in heads:
-            raise ValueError(f"{task.name}: {self.heads!r} has no head '{self.current}', it has {', '.join(heads)}")
+        heads = self.model.get_submodule(self.heads)
+        while len(known := [name for name, _ in heads.named_children() if name.isdigit()]) < tasks:
+            if not hasattr(heads, "add"):
+                text = f"{name}{self.heads!r} has no head '{tasks - 1}', it has {', '.join(known) or 'none'}"
+                raise ValueError(f"{text}; add one before the task begins")
+            heads.add(self.generator("head"))  # type: ignore[operator]
+        self._take_up_new_parameters()
 
-    def _of_stream(self, logits: Tensor) -> Prediction:
-        pairs = [(t, label, number) for t, task in enumerate(self.tasks) for label, number in enumerate(task.classes)]
-        tasks, labels, numbers = (torch.tensor(column, device=logits.device) for column in zip(*pairs, strict=True))
-        known = logits[:, numbers]
-        best = known.argmax(1)
-        return Prediction(tasks[best], labels[best], entropy(known))
+    def remember(self, tasks: Sequence[tuple[str, Sequence[int] | None]], records: dict[str, Any]) -> None:
+        """These are the tasks that were learned, and what was written down about them."""
+        self.tasks = [Learned(name, None if own is None else tuple(own)) for name, own in tasks]
+        self.records, self.now = dict(records), None
+        for number, learned in enumerate(self.tasks):
+            self.objective.begin(number, learned.classes)
+
+    def _take_up_new_parameters(self) -> None:
+        """Parameters that the model has got since the last task go to the optimiser, at the rate of its first group."""
+        new = [p for p in self.model.parameters() if id(p) not in self._known]
+        if new:
+            self.optimizer.add_param_group({"params": new, "lr": self._rates[0]})
+            self._rates.append(self._rates[0])
+            self._known |= {id(parameter) for parameter in new}
 
     # --- saving -------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that was learned, as tensors and as plain data, with that of the method's own parts."""
-        tensors = weights(self.model, self.optimizer)
-        data = {**self.settings(), "tasks": [list(task) for task in self.tasks], "records": self.records}
-        for name, part in self.parts.items():
-            own, data[name] = part.state()
-            tensors |= {f"{name}/{key}": tensor for key, tensor in own.items()}
-        return tensors, data
-
-    def settings(self) -> dict[str, Any]:
-        """What a saved learner and the one that takes it up must have in common, besides the model."""
-        own = {"method": type(self).__name__, "alpha": self.optimizer.alpha, "seed": self.seed}
-        alphas = {name: master.alpha for name, master in self.optimizer.masters.items()}  # of groups with their own
-        return own | {"labels": self.labels, "heads": self.heads, "alphas": alphas}
-
-    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """Take up what `state` gave, in a learner made with the same arguments; all of it or nothing."""
-        check_settings(data, self.settings())
-        now, plain = self.state()
-        check_shapes(*({n: t for n, t in each.items() if n.startswith(("model/", "phi/"))} for each in (tensors, now)))
-        before = {n: t.clone() for n, t in now.items()}
-        try:
-            self._take(tensors, data)
-        except Exception:
-            self._take(before, plain)
-            raise
-        self.model.eval()
-
-    def _take(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        load_weights(self.model, self.optimizer, tensors)
-        self.tasks = [Learned(name, tuple(classes)) for name, classes in data["tasks"]]
-        self.records, self._classes = dict(data["records"]), ()
-        for name, part in self.parts.items():
-            part.load_state(below(name, tensors), data[name])
-
     def save(self, path: str | Path) -> None:
         """One safetensors file with JSON in its header, written whole or not at all; no pickle."""
-        write_learner(path, *self.state())
+        saving.write_learner(path, *saving.state_of(self))
 
     def load(self, path: str | Path) -> None:
-        """Become the learner that `save` wrote; this one must have the same model and arguments."""
-        self.load_state(*read_learner(path))
+        """Become the learner that `save` wrote, all of it or nothing; this one must have the same model and arguments.
+
+        `load_learner(path, model)` makes the learner too.
+        """
+        saving.take_up(self, *saving.read_learner(path))
+
+
+class Naive(Strategy):
+    """Fine-tuning from task to task without any protection: the baseline that forgets."""
+
+
+def _scaled(loss: Tensor, scaler: GradScaler | None) -> Tensor:
+    return loss if scaler is None else scaler.scale(loss)
+
+
+def _number(purpose: str) -> int:
+    """Purposes as numbers: the known ones by their place, others by their name."""
+    return PURPOSES.index(purpose) if purpose in PURPOSES else zlib.crc32(purpose.encode())

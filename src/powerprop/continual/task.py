@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, get_args
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from powerprop.data.images import Part, Splits
 from powerprop.data.streams import Task
 
-__all__ = ["SCENARIOS", "Prediction", "Scenario", "Task", "make_task"]
+__all__ = ["SCENARIOS", "Prediction", "Scenario", "Task", "are_labels", "make_task"]
 
 Scenario = Literal["task-incremental", "domain-incremental", "class-incremental"]
 """What is known and asked when a network that learned several tasks is evaluated (van de Ven & Tolias, 2019).
@@ -32,12 +32,14 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class Prediction(NamedTuple):
     """For every input the task it was taken to belong to (-1 is unknown), the class within that task, and how unsure.
 
-    The entropy of the answer is a fraction of its maximum, the logarithm of the number of classes.
+    The entropy of the answer is a fraction of its maximum, the logarithm of the number of classes. number is the class
+    in the whole stream, -1 where the task is unknown.
     """
 
     task: Tensor
     label: Tensor
     entropy: Tensor
+    number: Tensor
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ def entropy(logits: Tensor) -> Tensor:
 def no_answers(device: torch.device) -> Prediction:
     """The answer to no inputs."""
     none = torch.zeros(0, dtype=torch.long, device=device)
-    return Prediction(none, none, none.float())
+    return Prediction(none, none, none.float(), none)
 
 
 def make_task(
@@ -60,39 +62,55 @@ def make_task(
     name: str = "",
     index: int = 0,
     classes: Sequence[int] | None = None,
+    seed: int = 0,
 ) -> Task:
-    """A task from tensors: inputs, and labels that are integers from 0.
+    """A task from tensors: inputs, and labels that are integers from 0, or targets of another kind.
 
-    validation: by default every tenth of the training rows is held back for it.
+    validation: by default a tenth of the training rows, drawn from the seed, is held back for it.
     test: by default the validation data.
     index: the place in the stream; a learner takes tasks in the order of their indices, from 0.
     classes: the number of each class in the whole stream; by default the task's own labels. Class-incremental
-        evaluation needs numbers that no two tasks share.
+        evaluation needs numbers that no two tasks share. Targets other than integers (N,) have none.
     """
     name = name or f"task {index}"
     given = {"train": train, "validation": validation, "test": test}
     parts = {key: _part(name, key, *pair) for key, pair in given.items() if pair is not None}
+    numbers = _numbers(name, parts, classes)
+    if validation is None:
+        parts["train"], parts["validation"] = _held_back(name, parts["train"], seed)
+    splits = Splits(parts["train"], parts["validation"], parts.get("test", parts["validation"]))
+    return Task(index, name, numbers, splits, _as_it_is)
+
+
+def _part(name: str, key: str, x: Tensor, y: Tensor) -> Part:
+    """Inputs and targets of one part, or an error that says what is wrong with them."""
+    if len(x) != len(y):
+        raise ValueError(f"task {name!r}: {key}: expected as many labels as inputs, got {len(x)} and {len(y)}")
+    if not len(x):
+        raise ValueError(f"task {name!r}: {key} has no inputs")
+    return Part(x, y.long() if are_labels(y) else y)
+
+
+def are_labels(y: Tensor) -> bool:
+    """True for class labels, integers (N,); targets of regressions and of several labels are not."""
+    return y.ndim == 1 and y.dtype in INTEGERS
+
+
+def _numbers(name: str, parts: Mapping[str, Part], classes: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The classes of a task that has labels, in the numbers of the stream."""
+    for key, part in parts.items():
+        if not are_labels(part.y):
+            if classes is None:
+                return None
+            found = f"{part.y.dtype} {tuple(part.y.shape)}"
+            raise ValueError(f"task {name!r}: classes are of labels, integers (N,), but {key} has {found}")
     top = max(int(part.y.max()) for part in parts.values())
     numbers = tuple(range(1 + max(0, top)) if classes is None else classes)
     if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
         raise ValueError(f"task {name!r}: classes must be different numbers from 0 on, got {numbers}")
     for key, part in parts.items():
         _check_range(name, key, part.y, numbers)
-    if validation is None:
-        parts["train"], parts["validation"] = _held_back(name, parts["train"])
-    splits = Splits(parts["train"], parts["validation"], parts.get("test", parts["validation"]))
-    return Task(index, name, numbers, splits, _as_it_is)
-
-
-def _part(name: str, key: str, x: Tensor, y: Tensor) -> Part:
-    """Inputs and labels of one part, or an error that says what is wrong with them."""
-    if y.ndim != 1 or y.dtype not in INTEGERS:
-        raise ValueError(f"task {name!r}: labels of {key} must be integers (N,), got {y.dtype} {tuple(y.shape)}")
-    if len(x) != len(y):
-        raise ValueError(f"task {name!r}: {key}: expected as many labels as inputs, got {len(x)} and {len(y)}")
-    if not len(x):
-        raise ValueError(f"task {name!r}: {key} has no inputs")
-    return Part(x, y.long())
+    return numbers
 
 
 def _check_range(name: str, key: str, y: Tensor, classes: tuple[int, ...]) -> None:
@@ -102,12 +120,14 @@ def _check_range(name: str, key: str, y: Tensor, classes: tuple[int, ...]) -> No
         raise ValueError(f"task {name!r}: labels of {key} must be {expected}, got {low}..{high}")
 
 
-def _held_back(name: str, part: Part) -> tuple[Part, Part]:
-    """All but every tenth row, and every tenth row: data that is sorted by class is validated on all classes."""
+def _held_back(name: str, part: Part, seed: int) -> tuple[Part, Part]:
+    """Nine tenths of the rows and the rest, in their order: periodic rows may be of another kind than those between."""
     count = len(part.x)
     if count < 2:
         raise ValueError(f"task {name!r}: expected two or more inputs to hold some back for validation, got {count}")
-    held = torch.arange(count) % 10 == min(9, count - 1)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    held = torch.zeros(count, dtype=torch.bool)
+    held[order[: max(1, count // 10)]] = True
     rest, tenth = (Part(*(each[rows.to(each.device)] for each in part)) for rows in (~held, held))
     return rest, tenth
 
@@ -122,9 +142,9 @@ def check_scenario(scenario: str) -> None:
         raise ValueError(f"scenario must be one of {', '.join(SCENARIOS)}, got {scenario!r}")
 
 
-def check_distinct(classes: Sequence[tuple[int, ...]]) -> None:
+def check_distinct(classes: Sequence[tuple[int, ...] | None]) -> None:
     """Class-incremental evaluation asks which class of all tasks: an error if two tasks share one."""
-    times = Counter(number for of_task in classes for number in of_task)
+    times = Counter(number for of_task in classes for number in of_task or ())
     if shared := sorted(number for number, count in times.items() if count > 1):
         text = f"class-incremental evaluation needs classes that no two tasks share, got {shared} more than once"
         raise ValueError(f"{text}; give each task its own through classes=, or evaluate domain-incremental")

@@ -23,7 +23,7 @@ class Task:
 
     index: int
     name: str
-    classes: tuple[int, ...]
+    classes: tuple[int, ...] | None
     splits: Splits
     view: Callable[[Part], Part]
 
@@ -38,6 +38,8 @@ class Task:
 
     def global_labels(self, y: Tensor) -> Tensor:
         """Labels numbered over the whole stream, as class-incremental learning needs them."""
+        if self.classes is None:
+            raise ValueError(f"{self.name}: its targets are not labels, so that it has no classes")
         return torch.tensor(self.classes, device=y.device)[y]
 
     def __repr__(self) -> str:

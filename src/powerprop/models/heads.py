@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -10,8 +11,20 @@ class Heads(nn.Module):
 
     def __init__(self, features: int, classes: int, tasks: int, bias: bool = True) -> None:
         super().__init__()
+        self.features, self.classes, self.bias = features, classes, bias
         for task in range(tasks):
             self.add_module(str(task), nn.Linear(features, classes, bias=bias))
+
+    def add(self, generator: torch.Generator | None = None) -> nn.Linear:
+        """One more output layer, for the next task, on the device and in the precision of the others."""
+        head = nn.Linear(self.features, self.classes, bias=self.bias)
+        limit = self.features**-0.5
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.uniform_(-limit, limit, generator=generator)
+        like = next(self.parameters(), None)
+        self.add_module(str(len(self._modules)), head if like is None else head.to(like))
+        return head
 
     def forward(self, x: Tensor, task: int | None) -> Tensor:
         if task is None or not 0 <= task < len(self._modules):

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from powerprop.continual.boundaries.changepoint import ChangePointDetector
-from powerprop.continual.strategy import LAYERS, Strategy
-from powerprop.continual.task import Task, derived_seed, drawing_from, make_task
+from powerprop.continual.source import to_device
+from powerprop.continual.strategy import PURPOSES, Strategy
+from powerprop.continual.task import derived_seed, drawing_from
 from powerprop.modes import evaluating
 
 __all__ = ["BoundaryFinder", "check_finding"]
+
+LAYERS = PURPOSES.index("layers")
 
 
 def check_finding(delay: int, confirm: int, certainty: float, least: int, memory: int) -> None:
@@ -82,7 +85,7 @@ class BoundaryFinder:
             self._end()
             self._begin()
         elif len(self.waiting) > self.delay:
-            self._train(*self.waiting.popleft())
+            self._train(self.waiting.popleft())
         return changed
 
     def finish(self) -> None:
@@ -93,8 +96,9 @@ class BoundaryFinder:
 
     def _loss(self, x: Tensor, y: Tensor) -> float:
         learner = self.learner
-        with torch.no_grad(), evaluating(learner.model):
-            return float(learner.loss(x.to(learner.device), y.to(learner.device)))
+        task = learner.current
+        with torch.no_grad(), evaluating(learner.model), learner.viewing(task) as model:
+            return float(learner.objective.loss(model, to_device((x, y), learner.device), task))
 
     def _jumped(self, loss: float) -> bool:
         """A change within the delay, and upwards: what falls is learning."""
@@ -110,38 +114,31 @@ class BoundaryFinder:
             and self.detector.mean(length) > self._before
         )
 
-    def _train(self, x: Tensor, y: Tensor) -> None:
-        with self._drawing():
-            self.learner.step(x, y)
-        self.kept.append((x, y))
+    def _train(self, batch: tuple[Tensor, Tensor]) -> None:
+        learner = self.learner
+        on_device = to_device(batch, learner.device)
+        with self._drawing(), learner.viewing(learner.current) as model:
+            learner.step(learner.objective.loss(model, on_device, learner.current), on_device)
+        self.kept.append(batch)
 
     def _train_waiting(self, left: int) -> None:
         """Train on the batches that wait, up to the last ones."""
         while len(self.waiting) > left:
-            self._train(*self.waiting.popleft())
+            self._train(self.waiting.popleft())
 
     def _drawing(self) -> AbstractContextManager[None]:
         learner = self.learner
         return drawing_from(derived_seed(learner.seed, learner.current, LAYERS, self.seen), learner.device)
 
-    def _task(self) -> Task:
-        """What is kept of the current task: every fourth batch validates, or all of fewer than four."""
-        rest, held_back = ([pair for i, pair in enumerate(self.kept) if (i % 4 == 3) == held] for held in (False, True))
-        parts = (rest, held_back or rest)
-        train, held = ((torch.cat([x for x, _ in part]), torch.cat([y for _, y in part])) for part in parts)
-        index = self.learner.current
-        return make_task(train, held, index=index, name=f"found {index}", classes=self.classes)
-
     def _begin(self) -> None:
-        index = self.learner.current
-        blank = (torch.zeros(1), torch.zeros(1, dtype=torch.long))
-        self.learner.open_task(make_task(blank, blank, index=index, classes=self.classes))
+        self.learner.begin(classes=self.classes, name=f"found {self.learner.current}")
         self.detector.reset()
         self.open, self.seen = True, len(self.waiting)
 
     def _end(self) -> None:
-        task = self._task()
-        with self._drawing():
-            self.learner.close_task(task, self.learner.batches(task.train()))
+        """End the task with what is kept of it: every fourth batch validates, or all of fewer than four."""
+        rest, held_back = ([pair for i, pair in enumerate(self.kept) if (i % 4 == 3) == held] for held in (False, True))
+        train, held = (tuple(map(torch.cat, zip(*part, strict=True))) for part in (rest, held_back or rest))
+        self.learner.end(train, held)
         self.kept.clear()
         self.open = False

@@ -19,20 +19,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from powerprop.continual.objective import Objective
 from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.continual.task import entropy
-from powerprop.modes import evaluating, in_parts
+from powerprop.modes import evaluating
 
-__all__ = ["METHODS", "entropy_gradient", "infer"]
+__all__ = ["INFERENCES", "entropy_gradient", "infer"]
 
 MARGIN = 0.1
 """How much farther than the nearest task one may be to stay on the short list."""
+PART = 1000
+"""Inputs that are evaluated at a time."""
 
-Columns = Callable[[Tensor, int], Tensor]
-"""The outputs of a task's own classes among all outputs."""
 
-
-def entropy_gradient(nets: Subnetworks, x: Tensor, coefficients: Tensor) -> Tensor:
+def entropy_gradient(nets: Subnetworks, x: Tensor, coefficients: Tensor, objective: Objective) -> Tensor:
     """∂H/∂π for all tasks at a mixture: one forward and one backward pass, then one pass over the weights.
 
     The model is in evaluation mode; a layer that it does not use says nothing about the task.
@@ -40,18 +39,15 @@ def entropy_gradient(nets: Subnetworks, x: Tensor, coefficients: Tensor) -> Tens
     _check_heads(nets)
     mixed = {n: w.requires_grad_() for n, w in nets.mixture(coefficients).items()}
     device = next(nets.model.parameters()).device
-    with torch.enable_grad(), evaluating(nets.model):
-        value = entropy(nets.outputs(x.to(device), mixed, 0)).mean()
+    with torch.enable_grad(), evaluating(nets.model), nets.viewing(mixed, 0) as model:
+        value = objective.unsure(model, x.to(device), None).mean()
         gradients = torch.autograd.grad(value, list(mixed.values()), materialize_grads=True)
     return nets.coefficient_gradient(dict(zip(mixed, gradients, strict=True)))
 
 
 def _check_heads(nets: Subnetworks) -> None:
     """Only heads of the same shapes can be added up."""
-    if nets.heads is None:
-        return
-    heads = [nets.model.get_submodule(f"{nets.heads}.{task}") for task in nets.task_numbers()]
-    shapes = [{n: tuple(p.shape) for n, p in head.named_parameters()} for head in heads]
+    shapes = [[tuple(p.shape) for p in head.values()] for head in nets.heads()]
     for task, found in enumerate(shapes):
         if found != shapes[0]:
             text = f"'oneshot' and 'binary' mix the heads of all tasks, expected the same shapes, got {shapes[0]}"
@@ -59,49 +55,52 @@ def _check_heads(nets: Subnetworks) -> None:
 
 
 @torch.no_grad()
-def entropies(nets: Subnetworks, x: Tensor, columns: Columns, wanted: Tensor | None = None) -> Tensor:
+def entropies(nets: Subnetworks, x: Tensor, objective: Objective, wanted: Tensor | None = None) -> Tensor:
     """(tasks, inputs): how unsure each sub-network is of each input; one masked pass per task over all its inputs.
 
     wanted: (tasks, inputs) booleans; the others are infinite and cost nothing.
     """
     found = torch.full((nets.masks.tasks, len(x)), torch.inf, dtype=torch.float32)
+    device = next(nets.model.parameters()).device
     for task in nets.task_numbers():
         rows = None if wanted is None else wanted[task].nonzero()[:, 0]
         if rows is not None and not len(rows):
             continue
-        weights = nets.masked(nets.masks.mask(task))
         asked = x if rows is None else x[rows.to(x.device)]
-        unsure = in_parts(nets.model, lambda part: entropy(columns(nets.outputs(part, weights, task), task)), asked)  # noqa: B023
-        found[task, slice(None) if rows is None else rows] = unsure.float().cpu()
+        with evaluating(nets.model), nets.viewing(nets.weights(task), task) as model:
+            parts = [objective.unsure(model, part.to(device), task) for part in torch.split(asked, PART)]
+        found[task, slice(None) if rows is None else rows] = torch.cat(parts).float().cpu()
     return found
 
 
-def oneshot(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+def oneshot(nets: Subnetworks, x: Tensor, objective: Objective, candidates: int) -> Tensor:
     """The task with the lowest ∂H/∂π at the even mixture of all."""
-    return _lowest(entropy_gradient(nets, x, _even(torch.ones(nets.masks.tasks, dtype=torch.bool))), 1)
+    return _lowest(entropy_gradient(nets, x, _even(torch.ones(nets.masks.tasks, dtype=torch.bool)), objective), 1)
 
 
-def binary(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+def binary(nets: Subnetworks, x: Tensor, objective: Objective, candidates: int) -> Tensor:
     """Half of the tasks at a time: those with the higher ∂H/∂π are out, the rest is mixed anew, until one is left."""
     left = torch.ones(nets.masks.tasks, dtype=torch.bool)
     while (count := int(left.sum())) > 1:
-        gradient = entropy_gradient(nets, x, _even(left)).masked_fill(~left, torch.inf)
+        gradient = entropy_gradient(nets, x, _even(left), objective).masked_fill(~left, torch.inf)
         left = _lowest(gradient, (count + 1) // 2)
     return left
 
 
-def shortlist(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+def shortlist(nets: Subnetworks, x: Tensor, objective: Objective, candidates: int) -> Tensor:
     """The few tasks whose inputs look like these, to be tried one by one: at most so many passes for any T.
 
     A task that is farther than the nearest by more than a tenth is out; for n inputs together the margin grows as the
     cube root of n, because the entropy of one input is a poor judge and that of many a good one.
     """
     distance = nets.signatures.distance(x)
+    if not distance.any():  # nothing is known that tells the tasks apart
+        return exhaustive(nets, x, objective, candidates)
     margin: float = 1 + MARGIN * len(x) ** (1 / 3)
     return _lowest(distance, candidates) & (distance <= distance.min() * margin)
 
 
-def exhaustive(nets: Subnetworks, x: Tensor, candidates: int) -> Tensor:
+def exhaustive(nets: Subnetworks, x: Tensor, objective: Objective, candidates: int) -> Tensor:
     """All tasks, to be tried one by one."""
     return torch.ones(nets.masks.tasks, dtype=torch.bool)
 
@@ -116,7 +115,7 @@ def _lowest(gradient: Tensor, count: int) -> Tensor:
     return chosen
 
 
-METHODS: dict[str, Callable[[Subnetworks, Tensor, int], Tensor]] = {
+INFERENCES: dict[str, Callable[[Subnetworks, Tensor, Objective, int], Tensor]] = {
     "shortlist": shortlist,
     "oneshot": oneshot,
     "binary": binary,
@@ -126,43 +125,43 @@ METHODS: dict[str, Callable[[Subnetworks, Tensor, int], Tensor]] = {
 
 
 def infer(
-    nets: Subnetworks, x: Tensor, columns: Columns, method: str = "shortlist", group: int | None = None,
+    nets: Subnetworks, x: Tensor, objective: Objective, method: str = "shortlist", group: int | None = None,
     candidates: int = 4,
 ) -> Tensor:  # fmt: skip
     """The task of every input.
 
-    columns: the outputs of a task's own classes.
-    method: one of METHODS.
+    objective: says how unsure a sub-network is of an input.
+    method: one of INFERENCES.
     group: so many consecutive inputs are known to be of one task; None is all of them, 1 judges each by itself.
     candidates: the most tasks that `shortlist` tries.
     """
-    check_how(method, group, candidates)
+    check_inference(method, group, candidates)
     nets.masks.check(0)
     if not len(x):
         return torch.zeros(0, dtype=torch.long)
     parts = torch.split(x, group or len(x))
     sizes = torch.tensor([len(part) for part in parts])
-    chosen = torch.stack([METHODS[method](nets, part, candidates) for part in parts])
-    return _decide(nets, x, columns, chosen, sizes).repeat_interleave(sizes)
+    chosen = torch.stack([INFERENCES[method](nets, part, objective, candidates) for part in parts])
+    return _decide(nets, x, objective, chosen, sizes).repeat_interleave(sizes)
 
 
-def check_how(method: str, group: int | None, candidates: int) -> None:
+def check_inference(method: str, group: int | None, candidates: int) -> None:
     """The arguments of `infer`, or an error that repeats the wrong one."""
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if method not in INFERENCES:
+        raise ValueError(f"method must be one of {', '.join(INFERENCES)}, got {method!r}")
     if group is not None and group < 1:
         raise ValueError(f"group must be at least 1, got {group}")
     if candidates < 1:
         raise ValueError(f"candidates must be at least 1, got {candidates}")
 
 
-def _decide(nets: Subnetworks, x: Tensor, columns: Columns, chosen: Tensor, sizes: Tensor) -> Tensor:
+def _decide(nets: Subnetworks, x: Tensor, objective: Objective, chosen: Tensor, sizes: Tensor) -> Tensor:
     """The task of each group: the only one chosen, or the one of lowest entropy among several."""
     only = chosen.sum(1) == 1
     first = chosen.int().argmax(1)
     if only.all():
         return first
     wanted = (chosen & ~only[:, None]).repeat_interleave(sizes, 0).T
-    unsure = entropies(nets, x, columns, wanted)
+    unsure = entropies(nets, x, objective, wanted)
     mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes.tolist(), 1)])
     return torch.where(only, first, mean.argmin(1))

@@ -1,15 +1,17 @@
-"""How sparse can a task be made? Three searches over a list of kept fractions, dense first.
+"""How sparse can a task be made? Algorithm 1's search over a list of kept fractions, dense first, in three forms.
 
-Each is given `passes(i)`, which says whether the i-th fraction keeps enough of the performance, and returns the last
-one that does on the way from dense to sparse, or -1 if none does. They agree where the performance falls steadily.
+`sparsest` knows a performance and nothing of what it is of. Each form is given `passes(i)`, which says whether the i-th
+fraction keeps enough of the performance, and returns the last one that does on the way from dense to sparse, or -1 if
+none does. They agree where the performance falls steadily.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-__all__ = ["GRID", "around", "binary", "check_grid", "linear"]
+__all__ = ["GRID", "SEARCHES", "Found", "around", "binary", "check_grid", "linear", "sparsest"]
 
 GRID: tuple[float, ...] = (
     0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15,
@@ -17,7 +19,51 @@ GRID: tuple[float, ...] = (
 )  # fmt: skip
 """The kept fractions that the paper searches (appendix, hyper-parameters of Permuted- and Split-MNIST)."""
 
+SEARCHES = ("linear", "binary", "taylor")
 Passes = Callable[[int], bool]
+
+
+class Found(NamedTuple):
+    """What a search found: the place of a fraction in the grid (-1 if none passes), and what it took."""
+
+    place: int
+    evaluations: int
+
+
+def sparsest(
+    performance: Callable[[float], float],
+    dense: float,
+    grid: Sequence[float],
+    gamma: float,
+    search: str = "binary",
+    guess: int | None = None,
+) -> Found:
+    """The sparsest fraction of the grid that keeps γ of the dense performance (paper, Algorithm 1, lines 7-11).
+
+        the last s on the way from dense to sparse with P_s > γP
+
+    performance: P_s of the network with this fraction of its weights kept; higher is better.
+    dense: P, with all of them. Where it is negative, as a log-likelihood is, γ = 0.95 means that it may fall by 5% of
+        its size: P_s > (2 - γ)P.
+    search: "linear" (the paper's), "binary", or "taylor", which looks around a guess.
+    guess: a place in the grid.
+    """
+    if search not in SEARCHES:
+        raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
+    asked = 0
+    least = dense * (gamma if dense >= 0 else 2 - gamma)
+
+    def passes(i: int) -> bool:
+        nonlocal asked
+        asked += 1
+        found = performance(grid[i])
+        return found > least or found >= dense
+
+    if search == "taylor" and guess is not None:
+        place = around(passes, len(grid), guess)
+    else:
+        place = (linear if search == "linear" else binary)(passes, len(grid))
+    return Found(place, asked)
 
 
 def check_grid(grid: Sequence[float]) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 __all__ = ["Signatures"]
 
 SAMPLED = 5000
+"""Inputs of a task that its signature is made of."""
 
 
 class Signatures:
@@ -25,9 +26,12 @@ class Signatures:
         self.means: dict[int, Tensor] = {}
         self.variance: dict[int, Tensor] = {}
 
-    def add(self, x: Tensor) -> None:
-        """Take the next task's training inputs, about 5,000 of them, evenly spaced."""
-        variance, mean = (t.cpu() for t in torch.var_mean(_rows(x[:: max(1, len(x) // SAMPLED)]), 0, correction=0))
+    def add(self, x: Tensor | None) -> None:
+        """Take some of the next task's training inputs; None if they have no fixed number of values each."""
+        if x is None:
+            self.sizes.append(0)
+            return
+        variance, mean = (t.cpu() for t in torch.var_mean(_rows(x), 0, correction=0))
         size, means = len(mean), mean[None]
         if (known := self.sizes.count(size)) > 0:
             means = torch.cat([self.means[size], means])
@@ -36,12 +40,11 @@ class Signatures:
         self.means[size], self.variance[size] = means, variance
 
     def distance(self, x: Tensor) -> Tensor:
-        """The distance of these inputs, taken as one group, to every task."""
+        """The distance of these inputs, taken as one group, to every task; all alike if no task has such inputs."""
         mean = _rows(x).mean(0).cpu()
         size = len(mean)
         if size not in self.means:
-            known = ", ".join(str(size) for size in sorted(self.means))
-            raise ValueError(f"expected inputs of {known} numbers each, as the tasks have them, got {tuple(x.shape)}")
+            return torch.zeros(len(self.sizes))
         variance = self.variance[size]
         spread = variance + variance.mean() / 100 + torch.finfo(torch.float32).tiny
         found = torch.full((len(self.sizes),), torch.inf, dtype=torch.float32)
@@ -54,21 +57,11 @@ class Signatures:
         return {"signature.sizes": torch.tensor(self.sizes, dtype=torch.long), **means, **variance}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        sizes = tensors.get("signature.sizes")
-        if sizes is None:  # files used to know inputs of one size only
-            tensors = _of_one_size(tensors["signature.means"], tensors["signature.variance"])
-            sizes = tensors["signature.sizes"]
-        self.sizes = sizes.tolist()
-        self.means = {size: tensors[f"signature.means.{size}"] for size in sorted(set(self.sizes))}
+        self.sizes = tensors["signature.sizes"].tolist()
+        self.means = {size: tensors[f"signature.means.{size}"] for size in sorted(set(self.sizes) - {0})}
         self.variance = {size: tensors[f"signature.variance.{size}"] for size in self.means}
 
 
 def _rows(x: Tensor) -> Tensor:
     """One row of numbers per input, whatever its shape."""
     return (x.flatten(1) if x.ndim > 1 else x[:, None]).float()
-
-
-def _of_one_size(means: Tensor, variance: Tensor) -> dict[str, Tensor]:
-    size = means.shape[1]
-    sizes = torch.full((len(means),), size)
-    return {"signature.sizes": sizes, f"signature.means.{size}": means, f"signature.variance.{size}": variance}

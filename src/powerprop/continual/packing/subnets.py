@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from powerprop.absorb import masked
+from powerprop.continual.objective import Model
 from powerprop.continual.packing.signature import Signatures
 from powerprop.continual.packing.taskmasks import TaskMasks
+from powerprop.continual.view import wearing
 from powerprop.entries import count
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
@@ -20,22 +24,33 @@ from powerprop.optim import Powerprop
 __all__ = ["Subnetworks"]
 
 Weights = dict[str, Tensor]
+KEPT_BYTES = 2**28
+"""Weights of tasks that were asked for last are kept up to this size: switching between a few tasks is free."""
 
 
 class Subnetworks:
     """One network, one set of weights, a sub-network for every task packed so far.
 
     While a task is learned all weights are active and those that no task uses are trained; everything that is no
-    weight (biases, norms, embeddings, buffers) is trained with the first task only. Packed weights never change again.
+    weight (biases, norms, embeddings, buffers) is trained with the first task only, and every head with its own. The
+    optimiser keeps all of that, whoever calls its `step`. Packed weights never change again.
 
     model: its weights are those that the optimiser gives an α, without the heads and what does not require gradients.
     optimizer: the Powerprop optimiser of the model.
-    heads: name of the submodule that has one output layer per task, if there is one; a task's head is its own.
+    head_of: the task whose head a name is inside of, or None.
+    bound: the model as a function of the inputs alone, for a task.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Powerprop, heads: str | None) -> None:
-        self.model, self.optimizer, self.heads = model, optimizer, heads
-        shared = {n: m for n, m in optimizer.masters.items() if heads is None or not n.startswith(f"{heads}.")}
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Powerprop,
+        head_of: Callable[[str], int | None] = lambda name: None,
+        bound: Callable[[int | None], Model] | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.head_of = model, optimizer, head_of
+        self.bound = bound or (lambda task: model)
+        shared = {n: m for n, m in optimizer.masters.items() if head_of(n) is None}
         self.masters = {n: m for n, m in shared.items() if m.param.requires_grad}
         if not self.masters:
             raise ValueError("the model has no weights to share among tasks: only heads and frozen layers get an α")
@@ -43,13 +58,9 @@ class Subnetworks:
         self.signatures = Signatures()
         self.spread = {n: float(m.param.detach().std(correction=0)) for n, m in self.masters.items()}
         self._theta: Weights = {}
-        self._shown: tuple[int, Weights] | None = None
+        self._shown: OrderedDict[int, Weights] = OrderedDict()
         self._seen: tuple[tuple[int, int], ...] = ()
-        self._buffers: Weights = {}
-
-    def _own(self, name: str) -> bool:
-        """True for what is inside the head of the task that is being learned."""
-        return self.heads is not None and f"{name}.".startswith(f"{self.heads}.{self.masks.tasks}.")
+        self._asleep: list[RemovableHandle] = []
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -66,37 +77,32 @@ class Subnetworks:
         free = self.masks.free()
         self._draw({n: free[n] & ~m.theta().isfinite() for n, m in self.masters.items()}, generator)
         self.optimizer.set_masks(None, free if self.masks.tasks else None)
-        self._buffers = {}
-        if self.masks.tasks:
-            self._freeze_buffers()
+        self._freeze(learning=self.masks.tasks)
 
-    def _freeze_buffers(self) -> None:
-        """Running statistics are used, not taken; what a forward pass changes all the same, `keep_buffers` undoes."""
-        for name, module in self.model.named_modules():
-            if getattr(module, "running_mean", None) is not None and not self._own(name):
-                module.eval()
-        self._buffers = {n: buffer.clone() for n, buffer in self.model.named_buffers() if not self._own(n)}
+    def _freeze(self, learning: int | None) -> None:
+        """Hold everything that is no shared weight, but for the head of a task that is being learned.
 
-    def keep_buffers(self) -> None:
-        """After a step: all buffers but those of the task's own head are again as the tasks before left them."""
-        for name, kept in self._buffers.items():
-            self.model.get_buffer(name).copy_(kept)
+        Running statistics are used, not taken, also where the caller's loop puts the model into training mode.
+        """
+        for handle in self._asleep:
+            handle.remove()
+
+        def held(name: str) -> bool:
+            return learning != 0 and (self.head_of(name) is None or self.head_of(name) != learning)
+
+        parameters = [p for n, p in self.model.named_parameters() if n not in self.masters and held(n)]
+        self.optimizer.freeze(parameters, [b for n, b in self.model.named_buffers() if held(n)])
+        normed = {n: m for n, m in self.model.named_modules() if getattr(m, "running_mean", None) is not None}
+        self._asleep = [m.register_forward_pre_hook(_stay_in_evaluation) for n, m in normed.items() if held(f"{n}.")]
 
     def restrict(self, masks: Masks) -> None:
         """Only these weights are used, and those of them that no task has packed are trained."""
         self.optimizer.set_masks(masks, masks & self.masks.free())
 
-    def drop_gradients(self) -> None:
-        """Everything that is no weight stays as the first task left it, and every head as its own task did."""
-        if self.masks.tasks:
-            for name, param in self.model.named_parameters():
-                if name not in self.masters and not self._own(name):
-                    param.grad = None
-
-    def pack(self, masks: Masks, inputs: Tensor, generator: torch.Generator) -> None:
+    def pack(self, masks: Masks, inputs: Tensor | None, generator: torch.Generator) -> None:
         """Protect the weights of a new task for good, and initialise again those that no task uses.
 
-        inputs: those that the task was trained on, for its signature.
+        inputs: some that the task was trained on, for its signature, if it can have one.
         """
         self.signatures.add(inputs)
         self.masks.add(masks, self._strength())
@@ -128,26 +134,33 @@ class Subnetworks:
         return self._theta
 
     def weights(self, task: int) -> Weights:
-        """θ ⊙ M^t; those of the last task asked for are kept."""
+        """θ ⊙ M^t; those of the last tasks asked for are kept, as many as fit."""
         self._follow()
-        if self._shown is None or self._shown[0] != task:
-            self._shown = (task, self.masked(self.masks.mask(task)))
-        return self._shown[1]
+        if task not in self._shown:
+            self._shown[task] = self.masked(self.masks.mask(task))
+        self._shown.move_to_end(task)
+        size = sum(w.numel() * w.element_size() for w in self._shown[task].values())
+        while len(self._shown) > max(1, KEPT_BYTES // size):
+            self._shown.popitem(last=False)
+        return self._shown[task]
 
     def masked(self, masks: Mapping[str, Tensor]) -> Weights:
         """θ ⊙ M."""
         return {n: masked(theta, masks[n]) for n, theta in self.theta().items()}
 
-    def outputs(self, x: Tensor, weights: Weights, task: int) -> Tensor:
-        """The network with other weights than it holds, and the head of a task; the model is not touched."""
-        inputs = (x,) if self.heads is None else (x, task)
-        return functional_call(self.model, weights, inputs)  # type: ignore[no-any-return]
+    @contextmanager
+    def viewing(self, weights: Weights, task: int | None) -> Iterator[Model]:
+        """The network with other weights than it holds, and the head of a task; the model's own are not touched."""
+        self.optimizer.frozen.restore()  # forward passes in training mode may have moved statistics
+        with wearing(self.model, weights):
+            yield self.bound(task)
 
     def show(self, task: int) -> None:
         """Put the sub-network of a task into the model, as a plain sparse network in evaluation mode."""
         self._follow()
         nothing = Masks({n: torch.zeros_like(m.param, dtype=torch.bool) for n, m in self.masters.items()})
         self.optimizer.set_masks(self.masks.mask(task), nothing)
+        self._freeze(learning=None)
         self.model.eval()
 
     def _follow(self) -> None:
@@ -156,7 +169,8 @@ class Subnetworks:
         if seen != self._seen:
             for master in self.masters.values():
                 master.sync()
-            self._seen, self._theta, self._shown = seen, {}, None
+            self._seen, self._theta = seen, {}
+            self._shown.clear()
             self.masks.follow({n: m.param.device for n, m in self.masters.items()})
 
     # --- all tasks at once --------------------------------------------------------------------------------------
@@ -164,8 +178,8 @@ class Subnetworks:
     def mixture(self, coefficients: Tensor) -> Weights:
         """θ ⊙ Σ_t π_t M^t, and Σ_t π_t of the heads in the place of the first."""
         mixed = {n: theta * self.masks.mixture(n, coefficients).to(theta) for n, theta in self.theta().items()}
-        for rest, stack in self._head_stacks().items():
-            mixed[f"{self.heads}.0.{rest}"] = torch.einsum("t,t...->...", coefficients.to(stack), stack)
+        for name, stack in self._head_stacks().items():
+            mixed[name] = torch.einsum("t,t...->...", coefficients.to(stack), stack)
         return mixed
 
     def coefficient_gradient(self, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -173,17 +187,23 @@ class Subnetworks:
         total = torch.zeros(self.masks.tasks, dtype=torch.float64)
         for name, theta in self.theta().items():
             total += self.masks.sums(name, gradients[name] * theta)
-        for rest, stack in self._head_stacks().items():
-            gradient = gradients[f"{self.heads}.0.{rest}"]
-            total += (stack * gradient).flatten(1).sum(1).double().cpu()
+        for name, stack in self._head_stacks().items():
+            total += (stack * gradients[name]).flatten(1).sum(1).double().cpu()
         return total
 
     def _head_stacks(self) -> Weights:
-        """The parameters of all heads packed so far, one row per task."""
-        if self.heads is None:
+        """The parameters of the heads packed so far, one row per task, by the names of the first head's."""
+        heads = self.heads()
+        if not heads:
             return {}
-        heads = [dict(self.model.get_submodule(f"{self.heads}.{t}").named_parameters()) for t in self.task_numbers()]
-        return {n: torch.stack([head[n].detach() for head in heads]) for n in heads[0]}
+        columns = zip(*(head.items() for head in heads), strict=True)
+        return {column[0][0]: torch.stack([parameter.detach() for _, parameter in column]) for column in columns}
+
+    def heads(self) -> list[dict[str, nn.Parameter]]:
+        """The parameters of every head packed so far by name; none without heads."""
+        named = dict(self.model.named_parameters())
+        of_task = [{n: p for n, p in named.items() if self.head_of(n) == task} for task in self.task_numbers()]
+        return of_task if any(of_task) else []
 
     def task_numbers(self) -> Iterable[int]:
         """The numbers of the tasks packed so far."""
@@ -207,3 +227,7 @@ class Subnetworks:
         self.masks.load_state(tensors, data, self._strength())
         if self.masks.tasks:
             self.show(self.masks.tasks - 1)
+
+
+def _stay_in_evaluation(module: nn.Module, _: Any) -> None:
+    module.eval()

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 __all__ = ["loss_increase", "removal_costs"]
 
 
-def removal_costs(
-    weights: Mapping[str, nn.Parameter],
-    outputs: Callable[[Tensor], Tensor],
-    batches: Iterable[tuple[Tensor, Tensor]],
-    generator: torch.Generator,
-) -> dict[str, Tensor]:
+def removal_costs(weights: Mapping[str, nn.Parameter], losses: Iterable[tuple[Tensor, int]]) -> dict[str, Tensor]:
     """The estimated increase of the loss if a weight is set to zero: c = -∂L/∂θ·θ + ½ F·θ² (LeCun et al., 1990).
 
-    F is the diagonal of the Fisher information, estimated from batches of size B with labels drawn from the network's
-    own predictions: their mean gradient is zero, so that B times its square has the right expectation.
+    F, the diagonal of the Fisher information, is the variance of the gradient from input to input: that of the mean
+    gradient from batch to batch, times the size of a batch. It needs nothing of the loss but its gradient.
+
+    losses: the loss of some batches, and how many inputs each has.
     """
     names, parameters = list(weights), list(weights.values())
-    gradient = {n: torch.zeros_like(p) for n, p in weights.items()}
-    fisher = {n: torch.zeros_like(p) for n, p in weights.items()}
-    count = 0
-    for x, y in batches:
-        logits = outputs(x)
-        drawn = torch.multinomial(logits.detach().softmax(1).cpu(), 1, generator=generator)[:, 0].to(logits.device)
-        true = _gradient(F.cross_entropy(logits, y), parameters)
-        model = _gradient(F.cross_entropy(logits, drawn), parameters)
-        for name, g, s in zip(names, true, model, strict=True):
-            gradient[name] += g
-            fisher[name].addcmul_(s, s, value=len(x))
-        count += 1
-    return {
-        n: (0.5 * fisher[n] * p.detach() ** 2 - gradient[n] * p.detach()).div_(max(1, count))
-        for n, p in weights.items()
-    }
-
-
-def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
-    """The gradient, zero for weights that the network does not use; the graph is kept for another loss."""
-    return torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    total, square = ({n: torch.zeros_like(p) for n, p in weights.items()} for _ in range(2))
+    count, size = 0, 0
+    for loss, inputs in losses:
+        for name, g in zip(names, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
+            total[name] += g
+            square[name].addcmul_(g, g)
+        count, size = count + 1, size + inputs
+    each, between = 1 / max(1, count), size / max(1, count) / max(1, count - 1)
+    costs = {}
+    for name, p in weights.items():
+        fisher = (square[name] - total[name].square() * each).clamp_(min=0).mul_(between)
+        costs[name] = 0.5 * fisher * p.detach() ** 2 - total[name] * each * p.detach()
+    return costs
 
 
 def loss_increase(

@@ -117,14 +117,14 @@ class Measures:
 
     def guesses(self, x: Tensor) -> Iterable[tuple[str, int, Tensor]]:
         """(method, size of the groups, the task inferred for each image)."""
-        nets, columns = self.learner.nets, self.learner.own_classes
-        unsure = entropies(nets, x, columns)
+        nets, objective = self.learner.nets, self.learner.objective
+        unsure = entropies(nets, x, objective)
         for group in self.config.groups:
             yield "exhaustive", group, _lowest(unsure, group)
-            yield "shortlist", group, infer(nets, x, columns, "shortlist", group)
+            yield "shortlist", group, infer(nets, x, objective, "shortlist", group)
             if group >= LEAST_BY_GRADIENT:
                 for method in BY_GRADIENT:
-                    yield method, group, infer(nets, x[: GROUPS_BY_GRADIENT * group], columns, method, group)
+                    yield method, group, infer(nets, x[: GROUPS_BY_GRADIENT * group], objective, method, group)
 
     def class_incremental(self) -> dict[str, Any]:
         """The whole test set of every task, the task inferred from the largest groups by the default method."""

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from powerprop import data, models
-from powerprop.continual import GRID, EfficientPackNet, PackNet, Strategy, learn_stream
+from powerprop.continual import GRID, Classification, EfficientPackNet, PackNet, Strategy, learn_stream
 from powerprop.experiments.continual.checks import METHODS, check_config, check_images
 from powerprop.experiments.continual.measure import Measures
 from powerprop.experiments.harness.experiment import Job, Results
@@ -194,7 +194,7 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     options: dict[str, Any] = {
         "alpha": settings["alpha"], "seed": settings["seed"], "steps": config.steps, "batch_size": config.batch,
         "retrain_steps": config.retrain_steps, "clip": config.clip or None, "schedule": partial(falling, config.decay),
-        "labels": "stream" if config.stream == "split" and config.model == "mlp" else "task",
+        "objective": Classification("stream" if config.stream == "split" and config.model == "mlp" else "task"),
         "heads": "heads" if config.model == "alexnet" else None,
     }  # fmt: skip
     model = build(config, settings["seed"]).to(device)

@@ -1,0 +1,253 @@
+"""What is learned: a loss to minimise, a score to keep, an answer to give."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from powerprop.continual.task import Prediction, are_labels, entropy, no_answers
+
+__all__ = ["Classification", "Elbo", "Function", "MultiLabel", "Objective", "Regression", "as_objective"]
+
+Model = Callable[..., Any]
+"""The network as one task sees it: called as model(x), with the head of the task where there are heads."""
+
+PART = 1000
+"""Inputs that are evaluated at a time."""
+
+
+class Objective:
+    """What a network learns. Strategies know its loss and its score and nothing else of it: no classes, no labels.
+
+    A batch is whatever the data yields; (inputs, targets) for the objectives here.
+    """
+
+    shared_outputs: bool = True
+    """True if outputs mean the same in all tasks, so that one that was never learned can be answered for."""
+
+    def begin(self, task: int, classes: Sequence[int] | None) -> None:
+        """A task is about to be learned; classes are the numbers of its classes in the stream, if it has any."""
+
+    @abstractmethod
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+        """What is minimised: the mean over a batch."""
+
+    def score(self, model: Model, data: Iterable[Any], task: int) -> float:
+        """How well a task is done, higher is better; it may be negative. By default minus the mean loss."""
+        total, count = 0.0, 0
+        for batch in data:
+            size = len(self.inputs(batch))
+            total, count = total + float(self.loss(model, batch, task)) * size, count + size
+        return -total / max(1, count)
+
+    def predict(self, model: Model, x: Tensor, task: int | None) -> Any:
+        """The answer for some inputs: by default the outputs of the network."""
+        return torch.cat([model(part) for part in torch.split(x, PART)])
+
+    def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+        """How unsure the network of a task is of each input, by which the task of an input is inferred."""
+        raise TypeError(f"{type(self).__name__} cannot tell which task an input is of: say predict(x, task)")
+
+    def inputs(self, batch: Any) -> Tensor:
+        """The inputs of a batch."""
+        found = batch[0] if isinstance(batch, (tuple, list)) else batch
+        if not isinstance(found, Tensor):
+            kind = type(self).__name__
+            raise TypeError(f"{kind} expects batches (inputs, …) of tensors, got {type(batch).__name__}")
+        return found
+
+    def options(self) -> dict[str, Any] | None:
+        """The arguments that make this objective again, as plain data; None if that cannot be told."""
+        return {}
+
+
+class Function(Objective):
+    """Any loss: function(model, batch, task) gives the mean over a batch; the score is minus its mean."""
+
+    def __init__(self, function: Callable[[Model, Any, int], Tensor]) -> None:
+        self.function = function
+
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+        return self.function(model, batch, task)
+
+    def options(self) -> dict[str, Any] | None:
+        return None
+
+
+class Classification(Objective):
+    """One class for every input, learned by cross-entropy; the score is the accuracy.
+
+    labels: what the outputs count: the classes of a "task", or those of the whole "stream". Targets count those of the
+        task, from 0.
+    label_smoothing: as `torch.nn.functional.cross_entropy` takes it.
+    """
+
+    def __init__(self, labels: Literal["task", "stream"] = "task", label_smoothing: float = 0.0) -> None:
+        if labels not in ("task", "stream"):
+            raise ValueError(f"labels must be 'task' or 'stream', got {labels!r}")
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
+        self.labels, self.label_smoothing, self.shared_outputs = labels, label_smoothing, labels == "task"
+        self.classes: list[tuple[int, ...] | None] = []
+
+    def begin(self, task: int, classes: Sequence[int] | None) -> None:
+        if classes is None and self.labels == "stream":
+            raise ValueError(f"labels='stream' needs the classes of task {task}: begin({task}, classes=…)")
+        self.classes[task:] = [None if classes is None else tuple(classes)]
+
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+        x, y = batch
+        if not are_labels(y):
+            raise ValueError(f"Classification expects labels that are integers (N,), got {y.dtype} {tuple(y.shape)}")
+        outputs = model(x)
+        self._check_outputs(outputs.shape[1], task)
+        return F.cross_entropy(outputs, self.targets(y, task), label_smoothing=self.label_smoothing)
+
+    def score(self, model: Model, data: Iterable[Any], task: int) -> float:
+        right = [model(x).argmax(1) == self.targets(y, task) for x, y in data]
+        return float(torch.cat(right).double().mean())
+
+    def predict(self, model: Model, x: Tensor, task: int | None) -> Prediction:
+        """The class of every input. Without a task it is read off the class, if the outputs count those of the stream;
+        otherwise all tasks share their classes and the task in the answer means nothing."""
+        if not len(x):
+            return no_answers(x.device)
+        logits = super().predict(model, x, task)
+        if task is None and self.labels == "stream":
+            return self._of_stream(logits)
+        own = logits if task is None else self.own(logits, task)
+        label = own.argmax(1)
+        return Prediction(
+            torch.full_like(label, task or 0), label, entropy(own), self.numbers(label, 0 if task is None else task)
+        )
+
+    def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+        """The entropy of the answer, among the task's own classes or all outputs."""
+        outputs = model(x)
+        return entropy(outputs if task is None else self.own(outputs, task))
+
+    def targets(self, y: Tensor, task: int) -> Tensor:
+        """Labels of a task as the outputs count them."""
+        return y if self.labels == "task" else torch.tensor(self.classes_of(task), device=y.device)[y]
+
+    def classes_of(self, task: int) -> tuple[int, ...] | None:
+        """The classes of a task; of one that comes later, those of the last one known."""
+        return self.classes[min(task, len(self.classes) - 1)] if self.classes else None
+
+    def own(self, outputs: Tensor, task: int) -> Tensor:
+        """The columns of a task's own classes."""
+        classes = self.classes_of(task)
+        if classes is None:
+            return outputs
+        return outputs[:, list(classes)] if self.labels == "stream" else outputs[:, : len(classes)]
+
+    def numbers(self, label: Tensor, task: int) -> Tensor:
+        """Classes within a task as numbers of the whole stream; the same where the task has none."""
+        classes = self.classes_of(task)
+        return label if classes is None else torch.tensor(classes, device=label.device)[label]
+
+    def among(self, logits: Sequence[Tensor]) -> Prediction:
+        """The class with the largest output among those of all tasks, one head each."""
+        return self._largest(torch.cat([self.own(of_task, t) for t, of_task in enumerate(logits)], 1), [
+            (t, k, number)
+            for t, of_task in enumerate(logits)
+            for k, number in enumerate(self.classes_of(t) or range(of_task.shape[1]))
+        ])  # fmt: skip
+
+    def _of_stream(self, logits: Tensor) -> Prediction:
+        pairs = [(t, k, number) for t, own in enumerate(self.classes) for k, number in enumerate(own or ())]
+        return self._largest(logits[:, [number for _, _, number in pairs]], pairs)
+
+    def _largest(self, logits: Tensor, columns: list[tuple[int, int, int]]) -> Prediction:
+        """columns: (task, class within it, number in the stream) of every output."""
+        tasks, labels, numbers = (torch.tensor(each, device=logits.device) for each in zip(*columns, strict=True))
+        best = logits.argmax(1)
+        return Prediction(tasks[best], labels[best], entropy(logits), numbers[best])
+
+    def _check_outputs(self, outputs: int, task: int) -> None:
+        """An error if there are fewer outputs than classes; a GPU's own would take the whole process with it."""
+        classes = self.classes_of(task) or ()
+        needed = len(classes) if self.labels == "task" else max(classes, default=-1) + 1
+        if outputs < needed:
+            text = f"task {task} with labels={self.labels!r} needs {needed} outputs for its classes {classes}"
+            raise ValueError(f"{text}, the model has {outputs}")
+
+    def options(self) -> dict[str, Any]:
+        return {"labels": self.labels, "label_smoothing": self.label_smoothing}
+
+
+class Regression(Objective):
+    """Numbers for every input, learned by the squared error; the score is minus its mean."""
+
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+        x, y = batch
+        outputs = model(x)
+        if outputs.shape != y.shape:
+            raise ValueError(
+                f"Regression expects targets like the outputs {tuple(outputs.shape)}, got {tuple(y.shape)}"
+            )
+        return F.mse_loss(outputs, y)
+
+
+class MultiLabel(Objective):
+    """Any number of yes-or-no labels for every input, by binary cross-entropy; the score is the fraction right."""
+
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+        x, y = batch
+        return F.binary_cross_entropy_with_logits(model(x), y.to(torch.get_default_dtype()))
+
+    def score(self, model: Model, data: Iterable[Any], task: int) -> float:
+        right = [((model(x) > 0) == (y > 0.5)).double().mean(1) for x, y in data]
+        return float(torch.cat(right).mean())
+
+    def predict(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+        """The probability of every label."""
+        return torch.sigmoid(super().predict(model, x, task))
+
+
+class Elbo(Objective):
+    """A variational autoencoder's evidence lower bound, of Bernoulli pixels in [0, 1] (Kingma & Welling, 2013).
+
+        L(x) = Σ log p(x|z) - KL(q(z|x) ‖ N(0, 1)),    z ~ q(z|x) = N(μ, σ²)
+
+    The network gives (logits of x, μ, log σ²). The loss is -L, the score L, means over the inputs; targets are ignored.
+    """
+
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+        return self.unsure(model, self.inputs(batch), task).mean()
+
+    def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+        """-L of each input: what a network has learned is likely to it."""
+        logits, mean, log_variance = model(x)
+        pixels = F.binary_cross_entropy_with_logits(logits.flatten(1), x.flatten(1), reduction="none").sum(1)
+        divergence: Tensor = 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).flatten(1).sum(1)
+        return divergence + pixels
+
+    def predict(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+        """The inputs as the network sees them again."""
+        return torch.cat([torch.sigmoid(model(part)[0]).view_as(part) for part in torch.split(x, PART)])
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "Classification": Classification,
+    "Regression": Regression,
+    "MultiLabel": MultiLabel,
+    "Elbo": Elbo,
+}
+"""Those that a saved learner can be given again."""
+
+
+def as_objective(objective: Objective | Callable[[Model, Any, int], Tensor] | None) -> Objective:
+    """Classification by default; a plain function of (model, batch, task) is a loss."""
+    if objective is None:
+        return Classification()
+    if isinstance(objective, Objective):
+        return objective
+    if isinstance(objective, (type, nn.Module)) or not callable(objective):
+        raise TypeError(f"objective must be an Objective or a function of (model, batch, task), got {objective!r}")
+    return Function(objective)

@@ -1,0 +1,45 @@
+"""The optimiser of a learner, from a factory, an optimiser or a Powerprop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from powerprop.optim import Powerprop
+from powerprop.select import Where
+
+__all__ = ["OptimizerFactory", "powerprop_of"]
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+"""Makes the base optimiser: `lambda params: torch.optim.SGD(params, lr=0.1)`."""
+
+
+def powerprop_of(
+    model: nn.Module, optimizer: OptimizerFactory | Optimizer, alpha: float | None, where: Where | None
+) -> Powerprop:
+    """The optimiser of a learner, from what it was given."""
+    if isinstance(optimizer, Powerprop):
+        if alpha is not None or where is not None:
+            raise TypeError(f"alpha and where belong to the Powerprop that was given, got alpha={alpha}, where={where}")
+        made = optimizer
+    else:
+        base = optimizer if isinstance(optimizer, Optimizer) else optimizer(list(model.parameters()))
+        made = Powerprop(base, model, 1.0 if alpha is None else alpha, where)
+    if made.asks_for_closure:
+        raise TypeError(f"optimizer must step from one gradient, but {type(made.base).__name__} asks for a closure")
+    if made.sparsify is not None:
+        kind = type(made.sparsify).__name__
+        raise TypeError(f"a learner sets the masks of its optimiser itself, and cannot have {kind} beside it")
+    made.base.register_step_pre_hook(_refuse_unless_stepping(made))
+    return made
+
+
+def _refuse_unless_stepping(optimizer: Powerprop) -> Callable[..., None]:
+    def check(*_: Any) -> None:
+        if not optimizer.stepping:
+            raise RuntimeError("this optimiser belongs to a learner: call learner.step(loss)")
+
+    return check

@@ -1,0 +1,201 @@
+"""What PackNet and EfficientPackNet share: a sub-network for every task, chosen after training, then protected."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from powerprop.continual.objective import Model
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.packing.infer import check_inference, infer
+from powerprop.continual.packing.signature import SAMPLED
+from powerprop.continual.packing.subnets import Subnetworks, Weights
+from powerprop.continual.source import Source
+from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.task import Prediction
+from powerprop.entries import count
+from powerprop.masks import Masks
+from powerprop.modes import evaluating
+
+__all__ = ["Packing"]
+
+NEARLY_FULL = 0.01
+"""With fewer weights of a layer than this fraction free, a task can hardly learn."""
+FAR_BELOW = 0.75
+"""A task that keeps less than this of its performance has got too small a sub-network."""
+
+
+class Packing(Strategy, ABC):
+    """After training, `choose_masks` picks the weights of the task; they are trained again where no earlier task uses
+    them, then protected for good; the weights that no task uses are drawn anew.
+
+    In a loop of one's own, `prune()` after training chooses the weights, further steps retrain them, and `end()`
+    protects them; without it, `end(data)` prunes and retrains by itself.
+
+    retrain_steps: after pruning; by default half of the training steps.
+    Further arguments are those of `Strategy`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("retrain_steps",)
+    open_ended: ClassVar[bool] = True
+    """There may always be another task, so that a layer which is nearly full is worth a warning."""
+
+    tolerated: float
+    """The fraction of the performance that a sub-network may have before it is retrained."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, retrain_steps: int | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(model, optimizer, **options)
+        if retrain_steps is not None and retrain_steps < 0:
+            raise ValueError(f"retrain_steps must not be negative, got {retrain_steps}")
+        self.retrain_steps = self.steps // 2 if retrain_steps is None else retrain_steps
+        self.nets = Subnetworks(model, self.optimizer, self.head_of, self.bound)
+        self.parts["masks"] = self.nets
+        self.tolerated = 1.0
+        self._chosen: Masks | None = None
+        self._dense: float | None = None
+
+    @abstractmethod
+    def choose_masks(self, data: Source, validation: Source) -> Masks:
+        """The one verb in which packing methods differ: the weights that the current task keeps.
+
+        Those of earlier tasks may be among them.
+        """
+
+    # --- the verbs of a strategy --------------------------------------------------------------------------------
+
+    def begin_task(self) -> None:
+        """All weights are used, the free ones are trained."""
+        self._chosen = self._dense = None
+        self.nets.open(self.current, self.generator("revived"))
+
+    def prune(self, data: Any = None, validation: Any = None) -> None:
+        """Choose the weights of the task in hand; from now on only they are used, and steps retrain them."""
+        now = self._open("prune")
+        source = data if isinstance(data, Source) else self.source(data)
+        held = source if validation is None else validation
+        held = held if isinstance(held, Source) else self.source(held)
+        with evaluating(self.model):
+            self._dense = None if held.missing else self.performance(self.nets.theta(), held)
+            self._chosen = self.choose_masks(source, held)
+        self.nets.restrict(self._chosen)
+        now.phase, now.step = "retraining", 0
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """Find the sub-network, retrain it, protect it, and initialise the free weights again."""
+        before = self._full_layers()
+        if self._chosen is None:
+            self.prune(data, validation)
+            if self.retrain_steps:
+                self.train(data, self.retrain_steps, progress, "retraining")
+                self.model.eval()
+        assert self._chosen is not None
+        self._warn_if_spoiled(validation)
+        self.nets.pack(self._chosen, self._some_inputs(data), self.generator("weights"))
+        if self.open_ended and (full := self._full_layers() - before):
+            text = f"{self.name}: fewer than {NEARLY_FULL:.0%} of the weights of {', '.join(sorted(full))} are free"
+            warnings.warn(f"{text} for the tasks to come", stacklevel=2)
+
+    @contextmanager
+    def viewing(self, task: int | None) -> Iterator[Model]:
+        """The sub-network of a task that was learned; the one being learned sees the model as it is."""
+        if self.now is not None and task == self.now.task:
+            yield self.bound(task)
+            return
+        if task is None:
+            raise ValueError("the network of a task needs the task; predict(x) finds it out")
+        self.nets.masks.check(task)
+        with self.nets.viewing(self.nets.weights(task), task) as model:
+            yield model
+
+    def predict(
+        self, x: Tensor, task: int | None = None, *, method: str = "shortlist", group: int | None = None,
+        candidates: int = 4, unknown: float | None = None,
+    ) -> Any:  # fmt: skip
+        """The answer for every input, in the task given or in the one inferred.
+
+        method, group, candidates: how the task is inferred, see `infer`.
+        unknown: inputs (groups of them) whose entropy exceeds this fraction of its maximum are of task -1.
+        """
+        self.check_predict_options(method=method, group=group, candidates=candidates, unknown=unknown)
+        self.nets.masks.check(0 if task is None else task)
+        if task is not None or not len(x):
+            return self._in_task(x, task or 0)
+        found = self._in_tasks(x, infer(self.nets, x, self.objective, method, group, candidates))
+        return found if unknown is None else flag_unknown(found, unknown, group)
+
+    def check_predict_options(  # type: ignore[override]
+        self, method: str = "shortlist", group: int | None = None, candidates: int = 4, unknown: float | None = None
+    ) -> None:
+        """Arguments of `predict` that make no sense are an error."""
+        check_inference(method, group, candidates)
+        if unknown is not None and not 0 < unknown <= 1:
+            raise ValueError(f"unknown must be in (0, 1], a fraction of the largest entropy, got {unknown}")
+
+    # --- what is packed -----------------------------------------------------------------------------------------
+
+    def used(self) -> float:
+        """The fraction of weights that some task uses."""
+        return self.nets.masks.used()
+
+    def show(self, task: int) -> None:
+        """Put the network of a task into the model, as a plain sparse network in evaluation mode."""
+        if self.now is not None:
+            raise RuntimeError(f"task {self.now.task} is still being learned: call end() before show()")
+        self.nets.show(task)
+
+    def performance(self, weights: Weights, validation: Source) -> float:
+        """The score of the task in hand with other weights than the model holds."""
+        with torch.no_grad(), evaluating(self.model), self.nets.viewing(weights, self.current) as model:
+            return self.objective.score(model, validation.in_order(), self.current)
+
+    def _in_task(self, x: Tensor, task: int) -> Any:
+        with self.viewing(task) as model, evaluating(self.model), torch.no_grad():
+            return self.objective.predict(model, x.to(self.device), task)
+
+    def _in_tasks(self, x: Tensor, tasks: Tensor) -> Any:
+        """The answer for every input within its task, in the order of the inputs; one pass for each task."""
+        rows = {t: (tasks == t).nonzero()[:, 0] for t in sorted(set(tasks.tolist()))}
+        found = [self._in_task(x[of_task.to(x.device)], t) for t, of_task in rows.items()]
+        order = torch.cat(list(rows.values())).argsort()
+        if isinstance(found[0], Tensor):
+            return torch.cat(found)[order.to(found[0].device)]
+        return Prediction(*(torch.cat(column)[order.to(column[0].device)] for column in zip(*found, strict=True)))
+
+    def _some_inputs(self, data: Source) -> Tensor | None:
+        try:
+            return data.some(self.objective.inputs, SAMPLED)
+        except (TypeError, RuntimeError, ValueError):  # inputs that are no tensors, or not of one shape
+            return None
+
+    def _warn_if_spoiled(self, validation: Source) -> None:
+        if self._dense is None:
+            return
+        masked = self.nets.masked(self._chosen or {})
+        kept, dense = self.performance(masked, validation), self._dense
+        if kept < dense - (1 - FAR_BELOW * self.tolerated) * abs(dense):
+            text = f"{self.name}: a performance of {dense:.4f} fell to {kept:.4f} in the task's sub-network"
+            warnings.warn(f"{text}; it has too few weights of its own, or too few steps to retrain them", stacklevel=2)
+
+    def _full_layers(self) -> set[str]:
+        free = self.nets.masks.free()
+        return {name for name, mask in free.items() if count(mask) < NEARLY_FULL * mask.numel()}
+
+
+def flag_unknown(prediction: Prediction, threshold: float, group: int | None) -> Prediction:
+    """Task -1 where the mean entropy of a group of inputs is above the threshold."""
+    size = group or max(1, len(prediction.entropy))
+    mean = torch.cat([part.mean().expand(len(part)) for part in torch.split(prediction.entropy, size)])
+    foreign = mean > threshold
+    return prediction._replace(
+        task=prediction.task.masked_fill(foreign, -1), number=prediction.number.masked_fill(foreign, -1)
+    )

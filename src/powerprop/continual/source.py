@@ -1,0 +1,149 @@
+"""The data of a task as batches: tensors, data sets and loaders behind one face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from powerprop.data.batches import Batches
+
+__all__ = ["Missing", "Source", "to_device"]
+
+IN_ORDER = 1000
+"""Inputs of a batch when tensors are gone through in order."""
+
+
+class Source:
+    """A task's training data: endless batches to train on, or all of it once, in a fixed order.
+
+    data: (inputs, targets, …) as tensors, inputs alone, a `Dataset`, or a `DataLoader` or anything else that can be
+        gone through again and again. What a loader yields, its batch size and its shuffling, are its own affair.
+    batch_size: of the batches that are made here.
+    generator: shuffles what is batched here. Asked for when the first batch is, so that what needs no shuffling draws
+        nothing.
+    device: where batches go.
+    """
+
+    def __init__(
+        self, data: Any, batch_size: int, generator: Callable[[], torch.Generator], device: torch.device
+    ) -> None:
+        self.data, self.batch_size, self.generator, self.device = _understood(data), batch_size, generator, device
+        self._endless: Iterator[Any] | None = None
+
+    @property
+    def missing(self) -> bool:
+        """True if no data was given."""
+        return isinstance(self.data, Missing)
+
+    def __iter__(self) -> Source:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch, wherever training stopped."""
+        if self._endless is None:
+            self._endless = self._batches()
+        return to_device(next(self._endless), self.device)
+
+    def _batches(self) -> Iterator[Any]:
+        if not isinstance(self.data, tuple):
+            return _again_and_again(self._loader(shuffle=True))
+        rows = torch.arange(len(self.data[0]), device=self.data[0].device)
+        order = Batches(rows, rows, min(self.batch_size, len(rows)), self.generator())
+        return (_one_or_all(tuple(part.index_select(0, index) for part in self.data)) for index, _ in order)
+
+    def per_epoch(self) -> int:
+        """How many batches go through all the data once."""
+        if isinstance(self.data, tuple):
+            return -(-len(self.data[0]) // self.batch_size)
+        try:
+            return len(self._loader(shuffle=True))
+        except TypeError:
+            raise TypeError(f"{self.data!r} does not know its length: say how many steps, not epochs") from None
+
+    def in_order(self) -> Iterator[Any]:
+        """All the data once, in the order that it has by itself."""
+        if isinstance(self.data, tuple):
+            parts = (torch.split(part, IN_ORDER) for part in self.data)
+            return (to_device(_one_or_all(batch), self.device) for batch in zip(*parts, strict=True))
+        return (to_device(batch, self.device) for batch in self._loader(shuffle=False))
+
+    def some(self, inputs: Callable[[Any], Tensor], most: int) -> Tensor:
+        """Some of the inputs, about as many as this and fewer than twice as many, evenly spaced."""
+        if isinstance(self.data, tuple):
+            first: Tensor = self.data[0]
+            return first[:: max(1, len(first) // most)]
+        kept, stride, seen = [], 1, 0
+        for batch in self.in_order():
+            x = inputs(batch)
+            kept.append(x[-seen % stride :: stride])
+            seen += len(x)
+            if sum(map(len, kept)) >= 2 * most:
+                kept, stride = [torch.cat(kept)[::2]], 2 * stride
+        return torch.cat(kept)
+
+    def _loader(self, shuffle: bool) -> Any:
+        if isinstance(self.data, Dataset):
+            if isinstance(self.data, IterableDataset):
+                return DataLoader(self.data, self.batch_size)
+            generator = self.generator() if shuffle else None
+            return DataLoader(self.data, self.batch_size, shuffle=shuffle, generator=generator)
+        if not shuffle and isinstance(self.data, DataLoader) and not isinstance(self.data.dataset, IterableDataset):
+            return DataLoader(self.data.dataset, self.data.batch_size or 1, collate_fn=self.data.collate_fn)
+        return self.data
+
+
+class Missing:
+    """Data that was not given: an error that says so, as soon as somebody looks at it."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ValueError(self.message)
+
+
+def _understood(data: Any) -> Any:
+    """Tensors as a tuple of equal lengths; everything else as it is, if it can be gone through more than once."""
+    if isinstance(data, Source):
+        return data.data
+    if isinstance(data, Tensor):
+        data = (data,)
+    if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
+        lengths = [len(part) for part in data]
+        if len(set(lengths)) > 1 or not lengths[0]:
+            raise ValueError(f"expected inputs and as many targets, at least one of each, got {lengths} of them")
+        return tuple(data)
+    if isinstance(data, Iterator) or not (isinstance(data, (Dataset, Iterable)) or hasattr(data, "__getitem__")):
+        kind = type(data).__name__
+        raise TypeError(f"data must be tensors, a Dataset or a DataLoader, gone through more than once, got {kind}")
+    return data
+
+
+def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ValueError(f"{loader!r} has no batches")
+
+
+def _one_or_all(batch: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    return batch[0] if len(batch) == 1 else batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same batch with its tensors on a device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(part, device) for part in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(to_device(part, device) for part in batch)
+    return batch
