@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from powerprop import Powerprop
-from powerprop.continual import INFERENCES, Subnetworks, infer
+from powerprop.continual import INFERENCES, Classification, Subnetworks, infer
 from powerprop.models import mlp
 from timing import best_times
 
@@ -29,7 +29,7 @@ def crowded(tasks: int) -> Subnetworks:
     """A network in which every task owns some weights and reuses the large ones of all tasks before it."""
     generator = torch.Generator().manual_seed(0)
     model = mlp([784, 1000, 1000, 10], generator=generator)
-    nets = Subnetworks(model, Powerprop(torch.optim.SGD(model.parameters(), lr=0.1), model, alpha=1.5), None)
+    nets = Subnetworks(model, Powerprop(torch.optim.SGD(model.parameters(), lr=0.1), model, alpha=1.5))
     strength = {n: m.theta().abs() for n, m in nets.masters.items()}
     for _ in range(tasks):
         draw = {n: torch.rand(s.shape, generator=generator) for n, s in strength.items()}
@@ -49,7 +49,7 @@ def main() -> int:
     networks = {tasks: crowded(tasks) for tasks in TASKS}
     x = torch.rand(BATCH, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     calls = {
-        f"{method} {tasks}": lambda nets=nets, method=method: infer(nets, x, lambda logits, task: logits, method)
+        f"{method} {tasks}": lambda nets=nets, method=method: infer(nets, x, Classification(), method)
         for tasks, nets in networks.items()
         for method in INFERENCES
     }

@@ -42,7 +42,7 @@ class Objective:
         total, count = 0.0, 0
         for batch in data:
             size = len(self.inputs(batch))
-            total, count = total + float(self.loss(model, batch, task)) * size, count + size
+            total, count = total + float(self.loss(model, batch, task).detach()) * size, count + size
         return -total / max(1, count)
 
     def predict(self, model: Model, x: Tensor, task: int | None) -> Any:

@@ -1,0 +1,128 @@
+"""Every strategy with what it takes to learn small tasks: the rows of the contract tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from powerprop.continual import (
+    Classification,
+    EfficientPackNet,
+    Elbo,
+    MultiLabel,
+    Naive,
+    Objective,
+    PackNet,
+    Regression,
+    Strategy,
+)
+
+FEATURES = 8
+
+
+class Row(NamedTuple):
+    """A strategy, its arguments, and what it claims.
+
+    objectives: those that it protects.
+    alphas: powers that it takes; others are refused.
+    masks: answers of earlier tasks stay as they were, to the bit.
+    batch: it must be shown the batch: learner.step(loss, batch).
+    """
+
+    kind: type[Strategy]
+    options: dict[str, Any]
+    objectives: tuple[str, ...] = ("classification", "regression", "multi-label", "elbo", "function")
+    alphas: tuple[float, ...] = (1.0, 1.5)
+    masks: bool = False
+    batch: bool = False
+
+
+STRATEGIES: dict[str, Row] = {
+    "naive": Row(Naive, {}),
+    "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
+    "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+}
+"""Adding a method adds a row here."""
+
+
+class Autoencoder(nn.Module):
+    """A small variational autoencoder that draws its noise from the input, so that runs can be compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(FEATURES, 12), nn.Sequential(nn.Linear(3, 12), nn.ReLU())
+        self.code, self.pixels = nn.Linear(12, 6), nn.Linear(12, FEATURES)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_variance = self.code(torch.relu(self.encode(x))).chunk(2, 1)
+        z = mean + (0.5 * log_variance).exp() * torch.sin(40 * x[:, :3])
+        return self.pixels(self.decode(z)), mean, log_variance
+
+
+def network(outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, outputs)
+    )
+
+
+def squared_error(model: Callable[[Tensor], Tensor], batch: Any, task: int) -> Tensor:
+    x, y = batch
+    return (model(x) - y).square().mean()
+
+
+OBJECTIVES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
+    "classification": (lambda: network(3), Classification),
+    "regression": (lambda: network(2), Regression),
+    "multi-label": (lambda: network(4), MultiLabel),
+    "elbo": (Autoencoder, Elbo),
+    "function": (lambda: network(2), lambda: squared_error),
+}
+PAIRS = [(name, objective) for name, row in STRATEGIES.items() for objective in row.objectives]
+
+
+def tensors(objective: str, task: int, count: int = 64) -> tuple[Tensor, Tensor]:
+    """Inputs in [0, 1] and targets of a kind, other ones for every task."""
+    generator = torch.Generator().manual_seed(17 + task)
+    x, mix = torch.rand(count, FEATURES, generator=generator), torch.randn(FEATURES, 4, generator=generator)
+    y = (x - 0.5) @ mix
+    if objective == "classification":
+        return x, y[:, :3].argmax(1)
+    return x, (y > 0).float() if objective == "multi-label" else y[:, :2]
+
+
+def make(name: str, objective: str = "classification", alpha: float = 1.0, seed: int = 0, **options: Any) -> Strategy:
+    """A learner of a row of the table, always with the same first weights."""
+    row, (model, kind) = STRATEGIES[name], OBJECTIVES[objective]
+    net = model()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    options = {
+        "steps": 20,
+        "batch_size": 16,
+        "seed": seed,
+        "alpha": alpha,
+        "objective": kind(),
+        **row.options,
+        **options,
+    }
+    return row.kind(net, lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2), **options)
+
+
+def state(learner: Strategy) -> dict[str, Tensor]:
+    return {n: t.clone() for n, t in learner.model.state_dict().items()}
+
+
+def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+
+
+def loss_of(learner: Strategy, batch: Iterable[Tensor]) -> Tensor:
+    """What a user's own loop computes: the loss of the task in hand."""
+    objective: Objective = learner.objective
+    with learner.viewing(learner.current) as model:
+        return objective.loss(model, batch, learner.current)
