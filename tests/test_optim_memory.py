@@ -185,7 +185,7 @@ def test_denormals_are_flushed() -> None:
     assert master.phi is not None
     with torch.no_grad():
         master.phi[0, 0] = 1e-20
-        master.put(torch.zeros(1, 2, dtype=torch.bool), torch.zeros(1, 2))
+        master.put(torch.zeros(1, 2, dtype=torch.bool), torch.zeros(0))
     layer.weight.grad = torch.ones(1, 2)
     optimizer.step()
     assert layer.weight[0].tolist() == [0.0, 1.0]
