@@ -174,9 +174,9 @@ def _sparsifier_state(optimizer: Powerprop, found: Mapping[str, Mapping[str, Any
 
 
 def _without_parts(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict for the base optimiser. What was saved of weights that it holds nothing of is left out."""
-    entries = {k: _stripped(entry) if _has_part(entry) else entry for k, entry in state["state"].items()}
-    entries = {k: entry for k, entry in entries.items() if entry or not _has_part(state["state"][k])}
+    """A state dict for the base optimiser, without entries of which nothing is left."""
+    entries = {k: _stripped(entry) if isinstance(entry, Mapping) else entry for k, entry in state["state"].items()}
+    entries = {k: entry for k, entry in entries.items() if not (isinstance(entry, Mapping) and not entry)}
     pairs = zip(state["param_groups"], optimizer.base.param_groups, strict=True)
     groups = [_with_own_alpha(saved, group, optimizer.alpha_key) for saved, group in pairs]
     return {**state, "state": entries, "param_groups": groups}

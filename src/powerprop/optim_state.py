@@ -43,11 +43,12 @@ def keys_of(saved: list[dict[str, Any]], groups: list[dict[str, Any]]) -> dict[i
 def with_parts(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Any]:
     """The base optimiser's state dict with our part in the state of every weight."""
     keys = keys_of(state["param_groups"], optimizer.base.param_groups)
-    entries = dict(state["state"])
+    # torch.distributed.checkpoint asks for an entry of every parameter as soon as there is one of any.
+    entries = {**{key: {} for key in keys.values()}, **state["state"]}
     for name, part in parts(optimizer).items():
         master = optimizer.masters[name]
         if (key := keys.get(id(master.param))) is not None:
-            entries[key] = {**entries.get(key, {}), **{k: t.clone() for k, t in part.items()}}
+            entries[key] = {**entries[key], **{k: t.clone() for k, t in part.items()}}
         elif optimizer.sparsify is not None or not (master.active is master.trainable is None):
             raise ValueError(f"the base optimiser no longer holds {name!r}, so that its masks cannot be saved")
     return {**state, "state": entries}
