@@ -56,7 +56,9 @@ def test_a_pattern_that_matches_nothing() -> None:
         sgd(Rows(a=KAST), pp.SNIP(0.5, layers={"conv.*": 0.0}))
 
 
-@pytest.mark.parametrize("method", [pp.RigL(0.97, steps=9, interval=3), pp.TopKAST(0.97), pp.IterativePruning(0.97, steps=9)])
+@pytest.mark.parametrize(
+    "method", [pp.RigL(0.97, steps=9, interval=3), pp.TopKAST(0.97), pp.IterativePruning(0.97, steps=9)]
+)
 def test_a_layer_that_keeps_nothing_is_worth_a_warning(method: Method) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
     with pytest.warns(UserWarning, match=r"'1\.weight' keeps none of its 16 weights at sparsity=0\.97") as caught:
