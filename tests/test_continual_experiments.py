@@ -126,7 +126,8 @@ def test_a_changed_logit_is_noticed() -> None:
     measures.after_task(stream[0])
     measures.check([0])
     for name, master in learner.nets.masters.items():
-        master.put(learner.nets.masks.mask(0)[name], master.theta() * 1.0001)
+        used = learner.nets.masks.mask(0)[name]
+        master.put(used, master.theta()[used] * 1.0001)
     learner.nets.show(0)
     with pytest.raises(LogitsChangedError, match="the logits of task 0 are no longer those"):
         measures.check([0])

@@ -118,11 +118,11 @@ class Masks(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def apply(self, model: nn.Module) -> None:
-        """Set the masked weights of the model to exactly zero."""
+        """Set the masked weights of the model to exactly zero; if one mask does not fit, none is applied."""
         named = dict(model.named_parameters())
-        for name, mask in self.items():
-            weight = _weight(named, name, mask)
-            weight.masked_fill_(~mask.to(weight.device), 0)
+        weights = {name: _weight(named, name, mask) for name, mask in self.items()}
+        for name, weight in weights.items():
+            weight.masked_fill_(~self[name].to(weight.device), 0)
 
     def save(self, path: str | Path) -> None:
         """One safetensors file at one bit per weight, written atomically."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 __all__ = ["Moment", "Schedule", "constant", "cosine", "cubic", "moment", "period"]
 
@@ -16,26 +17,34 @@ Moment = int | float
 
 def constant(value: float) -> Schedule:
     """The same value at every step."""
-    return lambda step: value
+    return partial(_constant, value)  # unlike a lambda, it can be pickled with the method that holds it
+
+
+def _constant(value: float, step: int) -> float:
+    return value
 
 
 def cosine(value: float, stop: int) -> Schedule:
     """value/2 · (1 + cos(πt/stop)): from value to 0 at `stop`, and 0 from then on (Evci et al. 2020, section 3)."""
     if stop < 1:
         raise ValueError(f"a cosine schedule must stop at step 1 or later, got {stop}")
-    return lambda step: value / 2 * (1 + math.cos(math.pi * min(step, stop) / stop))
+    return partial(_cosine, value, stop)
+
+
+def _cosine(value: float, stop: int, step: int) -> float:
+    return value / 2 * (1 + math.cos(math.pi * min(step, stop) / stop))
 
 
 def cubic(initial: float, final: float, start: int, stop: int) -> Schedule:
     """final + (initial - final)(1 - (t - start)/(stop - start))³ between the two (Zhu & Gupta 2017, equation 1)."""
     if not 0 <= start < stop:
         raise ValueError(f"a cubic schedule needs 0 <= start < stop, got start={start}, stop={stop}")
+    return partial(_cubic, initial, final, start, stop)
 
-    def at(step: int) -> float:
-        remaining = 1 - (min(max(step, start), stop) - start) / (stop - start)
-        return final + (initial - final) * remaining**3
 
-    return at
+def _cubic(initial: float, final: float, start: int, stop: int, step: int) -> float:
+    remaining = 1 - (min(max(step, start), stop) - start) / (stop - start)
+    return final + (initial - final) * remaining**3
 
 
 def moment(value: Moment, steps: int | None, name: str) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.sparsify.prune import top_k, top_k_masks, warn_of_empty_layers
 
-__all__ = ["Method", "active", "from_places", "set_mask", "share", "top_among", "whole"]
+__all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "share", "top_among", "whole"]
 
 
 @dataclass(eq=False)
@@ -44,7 +45,7 @@ class Method:
             raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
         self.steps = None if self.steps is None else whole(self.steps, "steps")
         self.step = 0
-        self.generator = torch.Generator().manual_seed(self.seed)
+        self.generator = torch.Generator("cpu").manual_seed(self.seed)
         self.groups: list[list[str]] | None = None
 
     # --- the life of a method, as the optimiser calls it ----------------------------------------------------------
@@ -83,22 +84,42 @@ class Method:
         return {"method": type(self).__name__, "sparsity": self.sparsity, "distribution": self.distribution}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same choices; older states hold fewer of them."""
+        """Go on where `state_dict` was taken, with the same choices; a state that does not fit changes nothing."""
+        if missing := sorted(Method.state_dict(self).keys() - state.keys()):
+            raise ValueError(f"the state of {type(self).__name__} lacks {', '.join(missing)}")
         for key, mine in self.choices().items():
-            if state.get(key, mine) != mine:
+            if state[key] != mine:
                 raise ValueError(f"the state was saved with {key}={state[key]!r}, not {mine!r}")
-        self.step = state["step"]
-        self.generator.set_state(state["generator"].cpu())
+        generator = torch.Generator("cpu")
+        generator.set_state(state["generator"].cpu())
+        self.step, self.generator = int(state["step"]), generator
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """A mask update that fails leaves no trace: its step does not count, and its random numbers come again."""
+        before, random = dict(vars(self)), self.generator.get_state()
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            self.generator.set_state(random)
+            raise
 
     # --- tools ----------------------------------------------------------------------------------------------------
 
     def top(self, scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Masks of the highest scores, with the counts that were asked for."""
-        return top_k_masks(scores, self.sparsity, self.distribution, self.layers)
+        try:
+            return top_k_masks(scores, self.sparsity, self.distribution, self.layers)
+        except FloatingPointError:
+            for name, score in scores.items():
+                refuse_nan(name, score, "scores")
+            raise
 
     def random(self, like: Tensor, low: float = 0.0) -> Tensor:
         """Uniform numbers in [low, 1), drawn on the CPU so that every device and every rank gets the same."""
-        return torch.empty(like.shape).uniform_(low, 1.0, generator=self.generator).to(like.device)
+        numbers = torch.empty(like.shape, dtype=torch.float32, device="cpu")
+        return numbers.uniform_(low, 1.0, generator=self.generator).to(like.device)
 
 
 def whole(steps: int, name: str) -> int:
@@ -110,6 +131,14 @@ def whole(steps: int, name: str) -> int:
     if value < 1:
         raise ValueError(f"{name} must be a positive whole number of optimiser steps, got {steps!r}")
     return value
+
+
+def refuse_nan(name: str, values: Tensor, kind: str) -> None:
+    """An error that names the layer if there is a NaN, which no ranking can place."""
+    if nans := count(values != values):  # isnan is slower
+        raise FloatingPointError(
+            f"{name!r} has {nans} NaN among its {kind}, so that no mask can be chosen; all stay as they were"
+        )
 
 
 def active(master: Master) -> Tensor:
@@ -154,8 +183,11 @@ def share(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> 
         raise FloatingPointError(f"shares must be finite numbers, got {dict(weights)}")
     exact = _fill(total, weights, room)
     counts = {n: min(room[n], int(x + 1e-9)) for n, x in exact.items()}
+    missing = total - sum(counts.values())
     for name in sorted(counts, key=lambda n: counts[n] - exact[n]):
-        counts[name] += min(room[name] - counts[name], 1, total - sum(counts.values()))
+        more = min(room[name] - counts[name], 1, missing)
+        counts[name] += more
+        missing -= more
     return counts
 
 

@@ -72,8 +72,10 @@ class DSR(SET):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the threshold too."""
+        if "height" not in state:
+            raise ValueError("the state of DSR lacks height")
         super().load_state_dict(state)
-        self.height = state["height"]
+        self.height = float(state["height"])
 
 
 def _reaching(master: Master, height: float) -> Tensor:

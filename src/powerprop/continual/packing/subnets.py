@@ -118,8 +118,9 @@ class Subnetworks:
         for name, master in self.masters.items():
             if count(where[name]):
                 limit = math.sqrt(3) * self.spread[name]
-                fresh = torch.empty(master.param.shape).uniform_(-limit, limit, generator=generator)
-                master.put(where[name], fresh.to(master.param.device))
+                fresh = torch.empty(master.param.shape, dtype=torch.float32, device="cpu")
+                fresh = fresh.uniform_(-limit, limit, generator=generator).to(master.param.device)
+                master.put(where[name], fresh[where[name]])
 
     def _strength(self) -> Weights:
         return {n: (m.theta() if m.phi is None else m.phi).abs() for n, m in self.masters.items()}

@@ -67,8 +67,9 @@ class Row(NamedTuple):
         if self.method in ("dense", "oneshot"):
             return None
         shared: dict[str, Any] = {"distribution": distribution, "steps": steps, "layers": layers, "seed": seed}
-        if self.method in RANDOM_GROWTH:
-            shared["interval"] = regrow
+        if self.method in (*RANDOM_GROWTH, "rigl", "snfs"):
+            interval = regrow if self.method in RANDOM_GROWTH else 100
+            shared["interval"] = min(interval, max(1, steps // 3))  # a short run moves its masks too
         if self.method == "topkast":
             backward = min(self.backward, sparsity)
             return pp.TopKAST(sparsity, backward_sparsity=backward, interval=refresh, **shared)
