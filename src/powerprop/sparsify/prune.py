@@ -127,7 +127,7 @@ def prune(
     sparsity: fraction of the weights to remove, in [0, 1).
     distribution: "uniform" (every layer alike), "erk" (Erdős-Rényi-Kernel) or "global" (one ranking of all weights).
     layers: exceptions by name pattern, e.g. {"fc3.weight": half, "conv1.weight": 0.0, "fc.weight": at_most(0.8)}.
-    where: which weights; by default those of all linear, convolutional and attention layers.
+    where: which weights; by default all matrices and kernels that multiply inputs (see `powerprop.select`).
     """
     masks = magnitude_masks(model, sparsity, distribution, layers, where)
     warn_of_empty_layers(masks, sparsity, distribution, layers, stacklevel=2)
