@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from powerprop.allocate import check_sparsity
 from powerprop.entries import count
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.schedules import Moment, moment
+from powerprop.schedules import Moment, moment, number
 from powerprop.sparsify.base import Method, active, whole
 from powerprop.sparsify.prune import top_k_masks
 
@@ -49,8 +50,8 @@ class TopKAST(Method):
             raise ValueError(
                 f"backward_sparsity must be at most sparsity={self.sparsity:g}, got {self.backward_sparsity!r}"
             )
-        if not self.decay >= 0:
-            raise ValueError(f"decay must be at least 0, got {self.decay!r}")
+        if not 0 <= number(self.decay, "decay") < math.inf:
+            raise ValueError(f"decay must be at least 0 and finite, got {self.decay!r}")
         self.interval = whole(self.interval, "interval")
         self.last = None if self.freeze is None else moment(self.freeze, self.steps, "freeze")
         self.decays: dict[str, Decay] = {}
