@@ -14,6 +14,7 @@ import torch
 
 from powerprop.data import DataCorrupt, DataNotFound
 from powerprop.data.notmnist import idx_bytes, load_notmnist
+from powerprop.data.pictures import MAX_BYTES, decode
 from powerprop.data.sources import NOTMNIST, TINY_IMAGENET_10, FolderSource, IdxFile
 from powerprop.data.tiny import load_tiny
 
@@ -47,7 +48,7 @@ def test_notmnist_is_made_from_its_archive(tmp_path: Path) -> None:
     x = idx_bytes(np.stack([letters[name] for name in names]))
     y = idx_bytes(np.array(["AB".index(name[0]) for name in names], np.uint8))
     source = NOTMNIST._replace(
-        files=tuple(IdxFile(f.name, md5(data), "") for f, data in zip(NOTMNIST.files, (x, y), strict=True)),
+        files=tuple(IdxFile(f.name, md5(data), len(data)) for f, data in zip(NOTMNIST.files, (x, y), strict=True)),
         mirrors=(archive.as_uri(),),
         archive_sha256=hashlib.sha256(archive.read_bytes()).hexdigest(),
     )
@@ -113,3 +114,20 @@ def test_tiny_imagenet_is_taken_out_of_its_archive(tmp_path: Path) -> None:
 def test_tiny_imagenet_missing(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match="tiny-imagenet-200.zip into .* and load again"):
         load_tiny(TINY_IMAGENET_10, tmp_path, download=False)
+
+
+def test_a_file_too_large_for_a_picture_is_not_read(tmp_path: Path) -> None:
+    source = tiny_source(tmp_path / "tiny-imagenet-10")
+    large = tmp_path / "tiny-imagenet-10/val/n01/val_n01.JPEG"
+    with open(large, "wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(DataCorrupt, match=r"val_n01\.JPEG .* cannot be used: a picture has at most 67,108,864 bytes"):
+        load_tiny(source, tmp_path)
+
+
+def test_a_picture_of_too_many_pixels_is_no_picture() -> None:
+    image = pytest.importorskip("PIL.Image")
+    buffer = io.BytesIO()
+    image.new("1", (20_000, 20_000)).save(buffer, "PNG")
+    with pytest.raises(OSError, match="not a picture that can be decoded"):
+        decode(buffer.getvalue(), "L")

@@ -23,7 +23,7 @@ TEST_FRACTION = 0.1
 def load_notmnist(source: IdxSource, root: str | Path | None = None, download: bool = True) -> Images:
     """The set with a fixed tenth of its distinct images for testing; there is no official split."""
     images_path, labels_path = locate(source, root, from_archive if download else None)
-    x, y = read_idx(images_path, source.files[0].md5), read_idx(labels_path, source.files[1].md5)
+    x, y = read_idx(images_path, source.files[0]), read_idx(labels_path, source.files[1])
     train, test = split_distinct(x)
     images, labels = torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y).long()
     note = f"{source.name}: own split, {len(train):,} training and {len(test):,} test images; there is no official one"
@@ -44,7 +44,7 @@ def split_distinct(x: Bytes) -> tuple[torch.Tensor, torch.Tensor]:
 def from_archive(source: IdxSource, folder: Path) -> list[str]:
     """Make the IDX files from the published archive; what went wrong, if anything."""
     archive = folder / source.mirrors[0].rsplit("/", 1)[1]
-    failures = fetch(source.mirrors, archive, source.archive_sha256)
+    failures = fetch(source.mirrors, archive, source.archive_sha256, source.archive_size)
     if not failures:
         for file, array in zip(source.files, read_archive(archive, source.class_names), strict=True):
             write_atomically(folder / file.name, idx_bytes(array))
