@@ -198,9 +198,7 @@ def test_a_damaged_list_in_the_cache_is_made_again(
     again = Shards([Path(path) for path in shards.paths])
     assert torch.equal(again.offsets, shards.offsets)
     assert again.labels.tolist() == list(range(12))
-    assert all(
-        b"powerprop-shards-1" in cached.read_bytes() for cached in (tmp_path / "cache/powerprop/shards").iterdir()
-    )
+    assert {cached: cached.read_bytes() for cached in folder.iterdir()} == whole
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
