@@ -34,13 +34,15 @@ class TopKAST(Method):
 
     backward_sparsity: of B, from 0 (all weights are trained) to `sparsity` (no exploration).
     decay: λ.
-    interval: steps between refreshes of A and B.
+    interval: steps between refreshes of A and B. In between, nothing holds back the weights that are trained but not
+        used: they outgrow those that are, and the loss jumps at the next refresh. The papers' 100 needs large batches
+        and low rates.
     freeze: when A and B stay for good: a step, or a fraction of `steps`; None is never.
     """
 
     backward_sparsity: float = 0.0
     decay: float = 1e-4
-    interval: int = 100
+    interval: int = 1
     freeze: Moment | None = None
 
     def __post_init__(self) -> None:
