@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 
@@ -40,7 +41,7 @@ ZOO: list[tuple[Callable[[], nn.Module], set[str]]] = [
     (lambda: zoo.Conv1D(4, 6), {"weight"}),
     (zoo.Experts, {"gate_up_proj", "down_proj", "w1", "W_q"}),
     (zoo.VisionEmbeddings, {"projection.weight"}),
-    (zoo.Block, {"kernel", "text_projection"}),
+    (zoo.Block, {"kernel", "text_projection", "post_weight"}),
     (zoo.Lists, {"weights.0", "weights.1"}),
     (zoo.TiedLanguageModel, {"mlp.weight"}),
 ]
@@ -71,6 +72,7 @@ def test_the_networks_of_the_experiments_have_the_weights_of_their_layers(make: 
     [
         (zoo.LoraLinear, ["lora_A", "lora_B"], {"weight"}),
         (zoo.StateSpace, ["A_log"], {"in_proj.weight"}),
+        (zoo.HomeMadeTable, ["embed_weight"], {"proj.weight"}),
         (lambda: beside(parametrizations.weight_norm(nn.Linear(3, 4))), ["0.weight"], {"1.weight"}),
         (lambda: beside(parametrizations.spectral_norm(nn.Conv2d(3, 4, 2))), ["0.weight"], {"1.weight"}),
         (lambda: beside(nn.utils.spectral_norm(nn.Linear(3, 4))), ["0.weight"], {"1.weight"}),
@@ -208,3 +210,14 @@ def test_hugging_face_models() -> None:
         transformers.MixtralConfig(**TINY, num_key_value_heads=2, vocab_size=50, num_local_experts=2)
     )
     assert {"gate_up_proj", "down_proj"} <= {n.rpartition(".")[2] for n in select(mixtral)}
+
+
+def test_many_layers_take_linear_time() -> None:
+    def seconds(layers: int) -> float:
+        model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(layers)))
+        start = time.process_time()
+        assert len(select(model)) == layers
+        return time.process_time() - start
+
+    seconds(10)
+    assert seconds(4000) < 40 * max(seconds(400), 1e-3)

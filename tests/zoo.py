@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.relative_position_bias_table, self.rel_pos_w = random(9, 2), random(9, 2)
         self.latents, self.prompt = random(4, 8), random(4, 8)
         self.weight_scale, self.layer_weight = nn.Parameter(torch.ones(8)), random(8, 1, 1)
-        self.kernel, self.text_projection = random(8, 8), random(8, 4)
+        self.kernel, self.text_projection, self.post_weight = random(8, 8), random(8, 4), random(8, 8)
 
 
 class LoraLinear(nn.Linear):
@@ -82,6 +82,14 @@ class StateSpace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.A_log, self.D, self.in_proj = random(8, 4), random(8), nn.Linear(4, 8)
+
+
+class HomeMadeTable(nn.Module):
+    """A table that is looked up, under a name that could be a matrix's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_weight, self.proj = random(8, 4), nn.Linear(4, 8)
 
 
 class Lists(nn.Module):

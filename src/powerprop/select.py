@@ -30,8 +30,8 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORM_CLASS = re.compile(r"Norm(\dd)?$")
 _EMBEDDING_CLASS = re.compile(r"Embed(ding)?s?$")
 # Of parameters: what multiplies inputs (in_proj_weight, kernel, down_proj, W_q, w1) and what is an input or is added.
-_MULTIPLIES = re.compile(r"weight|kernel|(^|_)(proj|w\d*($|_))", re.IGNORECASE)
-_IS_ADDED = re.compile(r"(^|_)(bias|embed|token|pos|table|prompt|latent)", re.IGNORECASE)
+_MULTIPLIES = re.compile(r"weight|kernel|(^|_)proj|^w\d*($|_)", re.IGNORECASE)
+_IS_ADDED = re.compile(r"(^|_)(bias|embed|token|pos(_|$|ition)|table|prompt|latent)", re.IGNORECASE)
 _OLD_PARTS = ("orig", "g", "v")
 _SHOWN = 8
 
@@ -40,8 +40,7 @@ def is_weight(module: nn.Module, name: str, param: Tensor) -> bool:
     """True for a matrix or kernel that the module multiplies its inputs with: see `select` for the rule."""
     if isinstance(module, _LAYERS) and name.startswith("weight"):
         return isinstance(param, UninitializedParameter) or param.ndim > 1
-    multiplies = _MULTIPLIES.search(name) and not _IS_ADDED.search(name)
-    return bool(multiplies) and _is_matrix(param) and not _is_table(module)
+    return _multiplies(name) is True and _is_matrix(param) and not _is_table(module)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -64,14 +63,16 @@ def select(model: nn.Module, where: Where | None = None) -> dict[str, nn.Paramet
 
     - the weights of linear, bilinear, convolutional, recurrent and attention layers;
     - in any other module, a parameter of two or more dimensions whose name says so: *weight* or *kernel* anywhere in
-      it, or a part of it that is *proj…* or *w* with an optional number (Hugging Face's `Conv1D`, batched experts,
-      layers of your own).
+      it, a part of it that is *proj…*, or *w* with an optional number as its first (Hugging Face's `Conv1D`, batched
+      experts, layers of your own).
 
     These are not: biases, norms, embeddings and whatever is tied to one; parameters whose names say that they are added
     or are inputs themselves (*pos…*, *embed…*, *token…*, *table…*, *prompt…*, *latent…*, *bias…*); scales, which have
-    at most one dimension that is larger than 1 among three or more. Parameters of two or more dimensions of which
-    neither is known, and layers under a parametrisation (weight_norm, spectral_norm), are left out with one warning
-    that names them. Nothing chosen at all is an error.
+    at most one dimension that is larger than 1 among three or more.
+
+    Parameters of two or more dimensions of which neither is known (`A_log`, `embed_weight`), and layers under a
+    parametrisation (weight_norm, spectral_norm), are left out with one warning that names them. Nothing chosen at all
+    is an error.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -96,11 +97,13 @@ def _default(model: nn.Module) -> dict[str, nn.Parameter]:
             tables.add(id(param))
         elif is_weight(module, name, param):
             weights.add(id(param))
-        elif _is_matrix(param) and not _IS_ADDED.search(name):
+        elif _is_matrix(param) and _multiplies(name) is None:
             unknown.add(id(param))
+    weights -= tables
+    unknown -= weights | tables
     named = dict(model.named_parameters())
-    _warn_of_skipped([n for n, p in named.items() if id(p) in unknown - weights - tables], _parametrised(model))
-    return {n: p for n, p in named.items() if id(p) in weights - tables}
+    _warn_of_skipped([n for n, p in named.items() if id(p) in unknown], _parametrised(model))
+    return {n: p for n, p in named.items() if id(p) in weights}
 
 
 def _owned(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
@@ -134,6 +137,13 @@ def _is_table(module: nn.Module) -> bool:
     kind = type(module).__name__
     known = isinstance(module, (*_NORMS, *_EMBEDDINGS))
     return known or bool(_NORM_CLASS.search(kind) or _EMBEDDING_CLASS.search(kind))
+
+
+def _multiplies(name: str) -> bool | None:
+    """Whether the parameter's name says that it multiplies inputs, that it does not, or (None) neither or both."""
+    if _IS_ADDED.search(name):  # down_proj_bias is a bias and rel_pos_w a table, but who knows what embed_weight is
+        return None if _MULTIPLIES.search("_" + name.rpartition("_")[2]) else False
+    return True if _MULTIPLIES.search(name) else None
 
 
 # --- what is left out, and said -----------------------------------------------------------------------------------
