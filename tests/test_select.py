@@ -110,6 +110,13 @@ def test_parametrised_norms_and_tables_are_nobody_s_loss() -> None:
     assert set(select(model)) == {"1.weight"}
 
 
+def test_a_parametrised_buffer_is_no_weight() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask_weight", torch.ones(2, 2))
+    nn.utils.parametrize.register_parametrization(model, "mask_weight", nn.Identity())
+    assert set(select(model)) == {"weight"}
+
+
 # --- nothing, and nonsense ------------------------------------------------------------------------------------------
 
 USES: list[Callable[[nn.Module], object]] = [

@@ -153,10 +153,9 @@ def _parametrised(model: nn.Module) -> list[str]:
     """The names of weights that are computed from other parameters, in torch's new and in its old way."""
     found = []
     for path, module in model.named_modules():
-        parts: dict[str, Tensor] = {}
-        if parametrize.is_parametrized(module):
-            for name, chain in module.parametrizations.items():
-                parts[name] = max(chain.parameters(recurse=False), key=Tensor.numel)
+        chains = module.parametrizations.items() if parametrize.is_parametrized(module) else ()
+        originals = {name: list(chain.parameters(recurse=False)) for name, chain in chains}
+        parts = {name: max(params, key=Tensor.numel) for name, params in originals.items() if params}
         parts |= {n.rpartition("_")[0]: p for n, p in module.named_parameters(recurse=False) if _is_old_part(module, n)}
         found += [f"{path}.{name}".lstrip(".") for name, p in parts.items() if is_weight(module, name, p)]
     return found
