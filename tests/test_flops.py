@@ -163,6 +163,12 @@ def test_a_layer_that_cannot_be_counted_is_named() -> None:
         count_flops(Own(), (2,))
 
 
+def test_norms_over_two_dimensions_count_nothing() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm([3, 3]))
+    layers = count_flops(model, (3, 3), where=["0.weight", "1.weight"]).layers
+    assert layers == {"0.weight": 2 * 9 * 3, "1.weight": 0}
+
+
 def test_a_matrix_of_another_library_counts_once_a_row() -> None:
     model = TiedLanguageModel()
     assert count_flops(model, torch.zeros(2, 5, dtype=torch.int64)).layers == {"mlp.weight": 2 * 4 * 4 * 5}

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from powerprop.allocate import Layers
 from powerprop.modes import evaluating
 from powerprop.optim import Powerprop
-from powerprop.select import Where, select
+from powerprop.select import Where, is_table, select
 from powerprop.sparsify.dynamic import SNFS, RigL
 from powerprop.sparsify.prune import allocate
 
@@ -32,7 +32,6 @@ Density = Mapping[str, float | Tensor]
 """By weight name: the fraction kept, or a mask; weights that are not named are dense."""
 
 _COUNTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-_NOT_COUNTED = (nn.Embedding, nn.EmbeddingBag)
 
 
 class Terms(NamedTuple):
@@ -229,7 +228,7 @@ def _rows(
     module: nn.Module, shape: torch.Size, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> float:
     """How often a module that is not known multiplies a matrix: once for each row that goes in and comes out."""
-    if len(shape) < 2 or isinstance(module, _NOT_COUNTED):
+    if len(shape) < 2 or is_table(module):
         return 0.0
     given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
     if given is not None and isinstance(out, Tensor) and given.shape[:-1] == out.shape[:-1]:

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-__all__ = ["Where", "is_weight", "matches", "name_patterns", "select"]
+__all__ = ["Where", "is_table", "is_weight", "matches", "name_patterns", "select"]
 
 Where = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 """A name pattern (`"encoder.*.weight"`), several of them, or a predicate of (name, parameter)."""
@@ -40,7 +40,7 @@ def is_weight(module: nn.Module, name: str, param: Tensor) -> bool:
     """True for a matrix or kernel that the module multiplies its inputs with: see `select` for the rule."""
     if isinstance(module, _LAYERS) and name.startswith("weight"):
         return isinstance(param, UninitializedParameter) or param.ndim > 1
-    return _multiplies(name) is True and _is_matrix(param) and not _is_table(module)
+    return _multiplies(name) is True and _is_matrix(param) and not is_table(module)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -93,7 +93,7 @@ def _default(model: nn.Module) -> dict[str, nn.Parameter]:
     for module, name, param in _owned(model):
         if isinstance(module, parametrize.ParametrizationList) or _is_old_part(module, name):
             continue
-        if _is_table(module):
+        if is_table(module):
             tables.add(id(param))
         elif is_weight(module, name, param):
             weights.add(id(param))
@@ -130,7 +130,7 @@ def _is_matrix(param: Tensor) -> bool:
     return param.ndim == 2 or (param.ndim > 2 and sum(size > 1 for size in param.shape) > 1)
 
 
-def _is_table(module: nn.Module) -> bool:
+def is_table(module: nn.Module) -> bool:
     """True for norms and embeddings; layers of torch that are called so (a patch embedding) are still layers."""
     if isinstance(module, _LAYERS):
         return False

@@ -90,7 +90,6 @@ def read_idx(path: Path, file: IdxFile) -> Bytes:
     """The array in an IDX file of bytes, plain or gzipped, whose content must be the published one."""
     data = _gunzip(path, file) if path.suffix == ".gz" else bytearray(read_checked(path, file.md5))
     content = np.frombuffer(data, np.uint8)
-    check(content, file.md5, path, "its content")
     ndim = int(content[3])
     shape = content[4 : 4 + 4 * ndim].view(">u4").tolist()
     return content[4 + 4 * ndim :].reshape(shape)
@@ -106,6 +105,7 @@ def _gunzip(path: Path, file: IdxFile) -> bytearray:
         raise corrupt(path, f"{reason}, its content is expected to have {file.md5}") from error
     if len(data) > file.size:
         raise corrupt(path, f"its content is longer than the {file.size:,} bytes expected")
+    check(bytes(data), file.md5, path, "its content")
     return data
 
 
