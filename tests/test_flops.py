@@ -11,6 +11,7 @@ from torch import nn
 import powerprop as pp
 from powerprop import Flops, Masks, at_most, count_flops, layer_densities
 from powerprop.models.resnet import Bottleneck, ResNet
+from zoo import TiedLanguageModel
 
 DENSE_STEM = {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}
 """The exceptions of the uniform distribution."""
@@ -153,13 +154,24 @@ def test_a_layer_that_cannot_be_counted_is_named() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.matrix = nn.Parameter(torch.ones(2, 2))
+            self.weight = nn.Parameter(torch.ones(3, 2, 2))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ self.matrix
+            return x @ self.weight[0]
 
-    with pytest.raises(ValueError, match="cannot tell how often Own multiplies 'matrix'; countable are Linear, .*RNN"):
-        count_flops(Own(), (2,), where="matrix")
+    with pytest.raises(ValueError, match="cannot tell how often Own multiplies 'weight'; countable are Linear, .*RNN"):
+        count_flops(Own(), (2,))
+
+
+def test_norms_over_two_dimensions_count_nothing() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm([3, 3]))
+    layers = count_flops(model, (3, 3), where=["0.weight", "1.weight"]).layers
+    assert layers == {"0.weight": 2 * 9 * 3, "1.weight": 0}
+
+
+def test_a_matrix_of_another_library_counts_once_a_row() -> None:
+    model = TiedLanguageModel()
+    assert count_flops(model, torch.zeros(2, 5, dtype=torch.int64)).layers == {"mlp.weight": 2 * 4 * 4 * 5}
 
 
 def test_a_shared_layer_counts_every_time_it_is_used() -> None:
@@ -195,7 +207,7 @@ def test_a_training_step_by_hand(method: str, step: float) -> None:
         (None, 3.0),
         (pp.Static(0.5), 1.5),
         (pp.IterativePruning(0.5, steps=10), 3.0),
-        (pp.SNFS(0.5, steps=10), 2.0),
+        (pp.SNFS(0.5, steps=10, interval=4), 2.0),
         (pp.RigL(0.5, steps=10, interval=4), (1.5 * 4 + 2.0) / 5),
         (pp.TopKAST(0.5), 2.0),
         (pp.TopKAST(0.5, backward_sparsity=0.25), 1.75),
@@ -236,5 +248,5 @@ def test_bad_input_is_repeated() -> None:
         TOY.forward({"a": 1.5})
     with pytest.raises(ValueError, match="expected 0 <= start < stop <= 1 and interval > 0, got 0.8, 0.2 and 0.1"):
         TOY.gradual(SPARSE, 0.8, 0.2, 0.1)
-    with pytest.raises(ValueError, match="Identity used none of its weights"):
+    with pytest.raises(ValueError, match="no weight was chosen: .* Identity"):
         count_flops(nn.Identity(), (3,))

@@ -1,5 +1,6 @@
 """What all sparse-training methods refuse, warn of and allow."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -42,7 +43,9 @@ from rows import KAST, Rows, push, sgd
             lambda: pp.TopKAST(0.5, backward_sparsity=-1),
             r"sparsity must be in \[0, 1\), got -1 for 'backward_sparsity'",
         ),
-        (lambda: pp.TopKAST(0.5, decay=-0.1), r"decay must be at least 0, got -0\.1"),
+        (lambda: pp.TopKAST(0.5, decay=-0.1), r"decay must be at least 0 and finite, got -0\.1"),
+        (lambda: pp.TopKAST(0.5, decay=math.inf), r"decay must be at least 0 and finite, got inf"),
+        (lambda: pp.TopKAST(0.5, decay=math.nan), r"decay must be at least 0 and finite, got nan"),
         (lambda: pp.TopKAST(0.5, freeze=0.5), r"freeze=0\.5 is a fraction of steps: give steps="),
     ],
 )

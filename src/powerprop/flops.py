@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from powerprop.allocate import Layers
 from powerprop.modes import evaluating
 from powerprop.optim import Powerprop
-from powerprop.select import Where, select
+from powerprop.select import Where, is_table, select
 from powerprop.sparsify.dynamic import SNFS, RigL
 from powerprop.sparsify.prune import allocate
 
@@ -139,9 +139,9 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
     """Count by one forward pass in eval mode; the model is left as it was.
 
     inputs: a batch, or the shape of one example, e.g. (3, 224, 224), which runs without computing anything.
-    where: the weights that count; by default those of all linear, convolutional and attention layers. Recurrent ones
-        can be counted too; norms, biases and embeddings count 0.
-    A weight that the pass does not reach counts 0; one that it uses twice counts twice.
+    where: the weights that count, by default all (see `select`); norms, biases and embeddings count 0.
+    A weight that the pass does not reach counts 0; one that it uses twice counts twice. In modules that are not torch's
+    own, a matrix counts once for every row of the input, if input and output have its two sizes; others are an error.
     """
     counts = dict.fromkeys(select(model, where), 0.0)
     with _uncompiled(model), _counting(model, counts), evaluating(model), torch.no_grad():
@@ -196,8 +196,7 @@ def _counting(model: nn.Module, counts: dict[str, float]) -> Iterator[None]:
     for module in model.modules():
         used = {attribute: p for attribute, p in _weights(module).items() if id(p) in known}
         for attribute, param in used.items():
-            _check_countable(module, param, known[id(param)])
-            hook = _hook(attribute, param.numel(), known[id(param)], counts)
+            hook = _hook(attribute, param.shape, known[id(param)], counts)
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
     try:
         yield
@@ -214,17 +213,30 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
     return own
 
 
-def _check_countable(module: nn.Module, param: Tensor, name: str) -> None:
-    if param.ndim > 1 and not isinstance(module, (*_COUNTED, nn.Embedding, nn.EmbeddingBag)):
-        kinds = ", ".join(kind.__name__.strip("_") for kind in _COUNTED)
-        raise ValueError(f"cannot tell how often {type(module).__name__} multiplies {name!r}; countable are {kinds}")
-
-
-def _hook(attribute: str, size: int, name: str, counts: dict[str, float]) -> Callable[..., None]:
+def _hook(attribute: str, shape: torch.Size, name: str, counts: dict[str, float]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        counts[name] += 2 * size * _positions(module, attribute, args, kwargs, output)
+        if isinstance(module, _COUNTED):
+            positions = _positions(module, attribute, args, kwargs, output)
+        else:
+            positions = _rows(module, shape, name, args, kwargs, output)
+        counts[name] += 2 * shape.numel() * positions
 
     return hook
+
+
+def _rows(
+    module: nn.Module, shape: torch.Size, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> float:
+    """How often a module that is not known multiplies a matrix: once for each row that goes in and comes out."""
+    if len(shape) < 2 or is_table(module):
+        return 0.0
+    given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    if given is not None and isinstance(out, Tensor) and given.shape[:-1] == out.shape[:-1]:
+        inner, outer = given.shape[-1], out.shape[-1]
+        if tuple(shape) in ((inner, outer), (outer, inner)):
+            return out.numel() / outer
+    kinds = ", ".join(kind.__name__.strip("_") for kind in _COUNTED)
+    raise ValueError(f"cannot tell how often {type(module).__name__} multiplies {name!r}; countable are {kinds}")
 
 
 def _positions(module: nn.Module, attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
@@ -240,7 +252,7 @@ def _positions(module: nn.Module, attribute: str, args: tuple[Any, ...], kwargs:
         sequence: Tensor | PackedSequence = args[0] if args else kwargs["input"]
         steps = sequence.data if isinstance(sequence, PackedSequence) else sequence
         return steps.numel() / module.input_size
-    return float(out.numel() / module.out_features) if isinstance(module, (nn.Linear, nn.Bilinear)) else 0.0
+    return float(out.numel() / module.out_features)
 
 
 def _tokens(attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from powerprop.master import Master
-from powerprop.select import Where
+from powerprop.select import Where, name_patterns
 
 __all__ = ["check_kinds", "check_masks", "check_weight", "check_where", "nothing_chosen"]
 
@@ -28,13 +28,7 @@ def check_kinds(optimizer: object, model: object, sparsify: object) -> None:
 
 def check_where(where: Where | None) -> Where | None:
     """The choice of weights; several patterns as a list, because they may be asked for again."""
-    if where is None or isinstance(where, str) or callable(where):
-        return where
-    patterns = list(where) if isinstance(where, Iterable) else [where]
-    if not isinstance(where, Iterable) or not all(isinstance(p, str) for p in patterns):
-        wrong = where if not isinstance(where, Iterable) else patterns
-        raise TypeError(f"where must be a name pattern, several, or a function of (name, parameter), got {wrong!r}")
-    return patterns
+    return where if where is None or isinstance(where, str) or callable(where) else name_patterns(where)
 
 
 def check_weight(name: str, param: nn.Parameter, alpha: float) -> None:

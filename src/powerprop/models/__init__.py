@@ -2,6 +2,7 @@
 
 from powerprop.models.alexnet import AlexNet, alexnet
 from powerprop.models.conv6 import Conv6, conv6
+from powerprop.models.fastconv import FastCifar, fast_cifar
 from powerprop.models.heads import Heads
 from powerprop.models.init import initialise
 from powerprop.models.lenet import MLP, lenet_300_100, mlp
@@ -13,11 +14,13 @@ __all__ = [
     "AlexNet",
     "CifarResNet",
     "Conv6",
+    "FastCifar",
     "Heads",
     "ResNet",
     "WideResNet",
     "alexnet",
     "conv6",
+    "fast_cifar",
     "initialise",
     "lenet_300_100",
     "mlp",
