@@ -11,7 +11,7 @@ MAX_DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Cell:
+class Mean:
     """Mean and sample standard deviation (n - 1 in the denominator) of ``n`` repetitions; ``std`` is NaN for n = 1."""
 
     mean: float
@@ -19,13 +19,13 @@ class Cell:
     n: int
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Cell:
-        """The cell of the repetitions ``values`` (at least one, all finite)."""
+    def of(cls, values: Iterable[float]) -> Mean:
+        """The mean of the repetitions ``values`` (at least one, all finite)."""
         numbers = [float(value) for value in values]
         if not numbers:
-            raise ValueError("a cell needs at least one value, got none")
+            raise ValueError("a mean needs at least one value, got none")
         if not all(math.isfinite(number) for number in numbers):
-            raise ValueError(f"the values of a cell must be finite, got {numbers}")
+            raise ValueError(f"the values of a mean must be finite, got {numbers}")
         std = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
         return cls(statistics.fmean(numbers), std, len(numbers))
 
@@ -39,15 +39,15 @@ class Cell:
         significant = 2 if known else 4
         return min(max(significant - 1 - math.floor(math.log10(magnitude)), 0), MAX_DIGITS)
 
-    def scaled(self, factor: float) -> Cell:
-        """The cell of ``factor * values``."""
-        return Cell(self.mean * factor, self.std * abs(factor), self.n)
+    def scaled(self, factor: float) -> Mean:
+        """The mean of ``factor * values``."""
+        return Mean(self.mean * factor, self.std * abs(factor), self.n)
 
     def format(self, digits: int | None = None) -> str:
         """``97.31 ± 0.12``, or ``97.31`` when there is one value only."""
         digits = self.digits if digits is None else digits
-        spread = f" ± {self.std:.{digits}f}" if math.isfinite(self.std) else ""
-        return f"{fixed(self.mean, digits)}{spread}"
+        error = f" ± {self.std:.{digits}f}" if math.isfinite(self.std) else ""
+        return f"{fixed(self.mean, digits)}{error}"
 
     def __str__(self) -> str:
         return f"{self.format()} (n={self.n})"
