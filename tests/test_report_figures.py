@@ -355,3 +355,10 @@ def test_weight_change_numbers_by_hand() -> None:
     assert stats["sign changes of survivors"] == 0.5
     assert stats["kept"] == 0.5
     assert stats["density at zero before"] > 0
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_figures() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "figures.md").read_text(encoding="utf-8")
+    looks = {f"{alpha:g}": alpha_look(alpha) for alpha in (1, *ALPHA_COLOURS)} | METHODS
+    rows = [line for line in text.splitlines() if "`#" in line]
+    assert rows == [f"| {name} | `{look.colour}` | `{look.marker}` |" for name, look in looks.items()]

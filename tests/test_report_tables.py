@@ -84,6 +84,8 @@ def test_the_first_value_of_a_row_is_its_heading() -> None:
 def test_tables_of_many_columns_are_set_smaller_and_may_have_empty_cells() -> None:
     wide = Table("t", [str(i) for i in range(9)], [["EWC", None, Mean.of([1.0, 2.0]), *[None] * 6]])
     assert '<figure class="table many">' in wide.to_html()
+    crowded = Table("t", [str(i) for i in range(11)], [[None] * 11])
+    assert '<figure class="table crowded">' in crowded.to_html()
     assert '<figure class="table">' in accuracy_table().to_html()
     assert "| EWC |  | 1.50 ± 0.71 |  |" in wide.to_markdown()
 

@@ -80,8 +80,7 @@ def lines(
     _x_axis(axes, curves, logx, fractions)
     if percent:
         axes.yaxis.set_major_formatter("{x:g}%")
-    if len(curves) > 1:
-        end_labels(axes, [curve.end(scale) for curve in curves])
+    end_labels(axes, [curve.end(scale) for curve in curves])
     place: Callable[[float], str] = percent_text if fractions else number_text
     alt = f"{title}: {ylabel} against {xlabel}. {in_words(curves, place, percent_text if percent else number_text)}"
     if reference is not None:
@@ -92,8 +91,7 @@ def lines(
 def sized(curves: Sequence[Curve], width: float, height: float) -> Figure:
     """A figure whose axes are this large whatever room the labels beside them take."""
     labels = [curve.label for curve in curves]
-    beside = room_for(labels) if len(labels) > 1 else 0.0
-    return style.figure(width + beside, max(height, 1.3 + 0.2 * len(labels)))
+    return style.figure(width + room_for(labels), max(height, 1.3 + 0.2 * len(labels)))
 
 
 def percent_text(value: float) -> str:
@@ -103,7 +101,7 @@ def percent_text(value: float) -> str:
 
 def number_text(value: float) -> str:
     """A number as words have it."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _kept_axis(axes: Axes, smallest: float) -> None:

@@ -78,7 +78,7 @@ def point_labels(axes: Axes, points: Sequence[Named]) -> None:
     taken: list[tuple[float, float, float, float]] = []
     for point, (x, y) in zip(points, places, strict=True):
         size = (LETTER * len(point.label) / width, LINE / height)
-        box = min(_boxes(x, y, size, 0.12 / width), key=lambda box: _overlap(box, [*marks, *taken]))
+        box = min(_boxes(x, y, size, 0.14 / width), key=lambda box: _overlap(box, [*marks, *taken]))
         taken.append(box)
         look: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
         level, left = (box[1] + box[3]) / 2, box[0] > x

@@ -163,8 +163,8 @@ def _figure(image: Image) -> str:
     source = "data:image/svg+xml;base64," + base64.b64encode(content).decode()
     alt = html.escape(image.alt, quote=True)
     caption = f"<figcaption>{_inline(image.caption)}</figcaption>" if image.caption else ""
-    kind = ' class="wide"' if image.wide else ""
-    return f'<figure{kind}><div class="scroll"><img src="{source}" alt="{alt}"></div>{caption}</figure>\n'
+    kind, scrolls = (' class="wide"', ' tabindex="0"') if image.wide else ("", "")
+    return f'<figure{kind}><div class="scroll"{scrolls}><img src="{source}" alt="{alt}"></div>{caption}</figure>\n'
 
 
 def _contents(contents: Contents) -> str:

@@ -37,7 +37,7 @@ def scatter(
         raise ValueError(f"figure {title!r} needs at least one point, got none")
     if logx and (low := min(point.x for point in points)) <= 0:
         raise ValueError(f"a logarithmic axis needs positive x, got {low:g}")
-    figure = style.figure(8.6, 5.2)
+    figure = style.figure(9.6, 4.9)
     axes = style.dress(figure.add_subplot(), title, xlabel, ylabel)
     if logx:
         axes.set_xscale("log")

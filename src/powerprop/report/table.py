@@ -15,8 +15,8 @@ from powerprop.report.mean import Mean, fixed
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-MANY = 7
-"""Tables of more columns are set smaller, so that all of them are on the page."""
+MANY, CROWDED = 7, 9
+"""Tables of more columns are set smaller, and smaller still, so that all of them are on a page of 1280 pixels."""
 
 Value: TypeAlias = Mean | float | int | str | None
 
@@ -109,7 +109,8 @@ class Table:
         title = f'<div class="title">{html.escape(self.title)}</div>\n' if self.title else ""
         note = f"\n<figcaption>{html.escape(self.note)}</figcaption>" if self.note else ""
         label = html.escape(self.title or "table", quote=True)
-        kind = "table many" if len(self._columns) > MANY else "table"
+        count = len(self._columns)
+        kind = "table crowded" if count > CROWDED else "table many" if count > MANY else "table"
         return (
             f'<figure class="{kind}">\n{title}<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
             f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>{note}\n</figure>\n"
