@@ -148,6 +148,8 @@ def test_the_index_has_a_row_for_each_experiment(tmp_path: Path) -> None:
         "| [Title](permuted-mnist/README.md) | Powerprop \\| EPN | 97.5 | 97.47 |",
         "| [Title](split-mnist/README.md) | proves that it runs |  |  |",
     ]
+    (tmp_path / "split-mnist" / "README.md").write_text("# Title\n\nNothing to compare.\n")
+    assert "| [Title](split-mnist/README.md) |  |  |  |\n" in index_markdown(tmp_path, ["split-mnist"], "cpu")
 
 
 def test_published_pages_show_preset_command_and_headline() -> None:

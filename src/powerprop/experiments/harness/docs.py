@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from powerprop.experiments.harness.experiment import Experiment, Findings
+from powerprop.experiments.harness.pages import PROVES
 from powerprop.files import replacing
 from powerprop.report import Image, Page, Section
 
@@ -36,21 +37,24 @@ def index_markdown(docs: Path, names: list[str], preset: str) -> str:
     """One row per experiment that has a page: its headline beside the paper's."""
     intro = (
         f"Results of the preset `{preset}`: `powerprop results --preset {preset}` makes all of them anew. Each page "
-        "has its command, settings and versions. How the figures are drawn: [figures.md](../figures.md)."
+        "has its command, settings and versions."
     )
+    if (docs.parent / "figures.md").exists():
+        intro += " How the figures are drawn: [figures.md](../figures.md)."
     rows = [row for name in names if (row := _index_row(docs, name))]
     head = ["| experiment | headline | here | paper |", "| --- | --- | --- | --- |"]
     return "\n".join(["# Results", "", intro, "", *head, *rows]) + "\n"
 
 
 def _index_row(docs: Path, name: str) -> str:
-    """The title of a page as a link, and the row of its headline; pages without one claim nothing."""
+    """The title of a page as a link, and the row of its headline, empty if it claims nothing."""
     page = docs / name / "README.md"
     if not page.exists():
         return ""
     text = page.read_text(encoding="utf-8")
     title = text.partition("\n")[0].removeprefix("# ")
-    headline = text.partition(HEADLINE)[2].partition("\n")[0] or "| proves that it runs |  |  |"
+    claims = PROVES not in text
+    headline = text.partition(HEADLINE)[2].partition("\n")[0] or f"| {'' if claims else 'proves that it runs'} |  |  |"
     return f"| [{title}]({name}/README.md) {headline}"
 
 
