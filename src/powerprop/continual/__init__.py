@@ -14,8 +14,9 @@ from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.now import Rehearsal, Stateful
 from powerprop.continual.objective import Classification, Elbo, MultiLabel, Objective, Regression
 from powerprop.continual.packing.base import Packing
+from powerprop.continual.packing.efficient import EfficientPackNet
 from powerprop.continual.packing.infer import INFERENCES, entropy_gradient, infer
-from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
+from powerprop.continual.packing.packnet import PackNet
 from powerprop.continual.packing.search import GRID, sparsest
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from powerprop.continual import saving
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
+from powerprop.continual.packing.efficient import EfficientPackNet
+from powerprop.continual.packing.packnet import PackNet
 from powerprop.continual.strategy import Naive, Strategy
 
 __all__ = ["STRATEGIES", "load_learner"]

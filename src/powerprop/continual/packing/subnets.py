@@ -64,8 +64,8 @@ class Subnetworks:
 
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def open(self, task: int, generator: torch.Generator) -> None:
-        """All weights are used; those that no task has packed are trained.
+    def open(self, task: int, generator: torch.Generator, visible: Masks | None = None) -> None:
+        """All weights are used, or the visible ones; those that no task has packed are trained.
 
         task: how many were packed before, according to the learner.
         generator: draws free weights again that a training which diverged has left without a finite value.
@@ -76,7 +76,7 @@ class Subnetworks:
         self._follow()
         free = self.masks.free()
         self._draw({n: free[n] & ~m.theta().isfinite() for n, m in self.masters.items()}, generator)
-        self.optimizer.set_masks(None, free if self.masks.tasks else None)
+        self.optimizer.set_masks(visible, free if self.masks.tasks else None)
         self._freeze(learning=self.masks.tasks)
 
     def _freeze(self, learning: int | None) -> None:
