@@ -270,6 +270,14 @@ def test_an_optimiser_without_a_learning_rate(method: str | None, alpha: float) 
     assert same(*models)
 
 
+def test_a_decay_by_the_learning_rate_needs_one() -> None:
+    model = net()
+    message = r"TopKAST\(decay=0\.01\) takes lr·decay·θ off at each step, but the base optimiser NoRate has no 'lr'"
+    with pytest.raises(ValueError, match=message):
+        pp.Powerprop(NoRate(model.parameters()), model, sparsify=pp.TopKAST(0.5, decay=0.01))
+    train(model, pp.Powerprop(NoRate(model.parameters()), model, sparsify=pp.TopKAST(0.5, decay=0)), 5)
+
+
 # --- many layers ----------------------------------------------------------------------------------------------------
 
 

@@ -144,6 +144,10 @@ def test_masks_that_would_never_move_are_worth_a_warning() -> None:
         sgd(Rows(a=KAST), pp.RigL(0.5, steps=120))
     with pytest.warns(UserWarning, match=r"SNFS never moves .* at step 100 .* from step 60 \(stop=1\.0, steps=60\)"):
         sgd(Rows(a=KAST), pp.SNFS(0.5, steps=60))
+    with pytest.warns(
+        UserWarning, match=r"IterativePruning prunes all at once, at step 40 \(stop=0\.8\): its interval of 90"
+    ):
+        sgd(Rows(a=KAST), pp.IterativePruning(0.5, steps=50, interval=90))
 
 
 def test_training_goes_on_for_longer() -> None:

@@ -75,18 +75,14 @@ def confine(tensor: Tensor, chunks: list[Chunk]) -> None:
 
 
 def absorb_power(c: Chunk, alpha: float) -> None:
-    """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ).
-
-    Ψ(φ) is rounded before it is taken off: in one fused operation its rounding would count as a move, and be amplified
-    by the slope, of weights that did not move at all.
-    """
-    theta = torch.mul(c.phi, c.factor)
+    """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ)."""
     if c.pull is not None:
-        c.weight.addcmul_(theta, c.pull, value=-1)
+        c.weight.addcmul_(torch.mul(c.phi, c.factor), c.pull, value=-1)
+    elif c.active is None:
+        c.weight.addcmul_(c.phi, c.factor, value=-1)  # fused: Ψ(φ)'s rounding counts as a move, see docs/decisions.md
     else:
-        if c.active is not None:
-            theta.view(c.active.dtype).bitwise_and_(c.active)
-        c.weight.sub_(theta)
+        shown = torch.mul(c.phi, c.factor).view(c.active.dtype).bitwise_and_(c.active)
+        c.weight.sub_(shown.view(c.phi.dtype))
     if c.trainable is not None:
         c.weight_bits.bitwise_and_(c.trainable)
     c.phi.addcmul_(c.factor, c.weight, value=alpha)

@@ -54,13 +54,14 @@ def with_parts(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Any]
     return {**state, "state": entries}
 
 
-def parts(optimizer: Powerprop) -> dict[str, dict[str, Tensor]]:
-    """Our part of the state of every weight. The sparsifier's own goes with the first weight that is trained."""
-    masked = optimizer.sparsify is not None
-    found = {name: _part(master, masked) for name, master in optimizer.masters.items()}
-    if optimizer.sparsify is not None:
-        trained = [n for n, m in optimizer.masters.items() if m.param.requires_grad]
-        _add_sparsifier(found, optimizer.sparsify.state_dict(), (trained or list(found))[0])
+def parts(optimizer: Powerprop, only: str | None = None) -> dict[str, dict[str, Tensor]]:
+    """Our part of the state of every weight, or of one. The sparsifier's own goes with the first that is trained."""
+    masters, sparsify = optimizer.masters, optimizer.sparsify
+    found = {name: _part(masters[name], sparsify is not None) for name in (masters if only is None else [only])}
+    if sparsify is not None:
+        first = next((n for n, m in masters.items() if m.param.requires_grad), next(iter(masters)))
+        own = _sparsifier_part(sparsify.state_dict(), masters, first)
+        found = {name: {**part, **own.get(name, {})} for name, part in found.items()}
     return found
 
 
@@ -78,18 +79,20 @@ def _bits(master: Master, mask: Tensor | None) -> Tensor:
     return pack(torch.ones_like(master.param, dtype=torch.bool) if mask is None else mask)
 
 
-def _add_sparsifier(found: dict[str, dict[str, Tensor]], state: Mapping[str, Any], first: str) -> None:
+def _sparsifier_part(
+    state: Mapping[str, Any], masters: Mapping[str, Master], first: str
+) -> dict[str, dict[str, Tensor]]:
     """Numbers and words as text, tensors by name, and tensors of every weight with that weight."""
-    device = found[first][HEADER].device
     text: dict[str, Any] = {"values": {}, "tensors": [], "weights": {}}
+    own: dict[str, dict[str, Tensor]] = {first: {}}
     for key, value in state.items():
         if isinstance(value, Tensor):
             text["tensors"].append(key)
-            found[first][f"{SPARSIFY}_{key}"] = value.to(device)
-        elif isinstance(value, Mapping) and all(n in found and isinstance(t, Tensor) for n, t in value.items()):
+            own[first][f"{SPARSIFY}_{key}"] = value
+        elif isinstance(value, Mapping) and all(n in masters and isinstance(t, Tensor) for n, t in value.items()):
             text["weights"][key] = len(value)
             for name, tensor in value.items():
-                found[name][f"{SPARSIFY}_{key}"] = tensor
+                own.setdefault(name, {})[f"{SPARSIFY}_{key}"] = tensor
         elif _survives_as_text(value):
             text["values"][key] = value
         else:
@@ -97,7 +100,8 @@ def _add_sparsifier(found: dict[str, dict[str, Tensor]], state: Mapping[str, Any
                 f"a sparsifier's state may hold tensors, tensors by the name of a weight, numbers and words, "
                 f"got {key}={value!r}"
             )
-    found[first][SPARSIFY] = _as_bytes(json.dumps(text)).to(device)
+    own[first][SPARSIFY] = _as_bytes(json.dumps(text))
+    return {n: {k: t.to(masters[n].param.device) for k, t in tensors.items()} for n, tensors in own.items()}
 
 
 def _survives_as_text(value: Any) -> bool:
@@ -122,15 +126,11 @@ class State(MutableMapping[Any, Any]):
     def __init__(self, optimizer: Powerprop) -> None:
         self._base: MutableMapping[Any, Any] = optimizer.base.state
         self._optimizer = optimizer
-        self._parts: dict[int, dict[str, Tensor]] | None = None
 
     def __getitem__(self, param: Any) -> Any:
         entry = self._base[param]
-        if self._parts is None:
-            masters = self._optimizer.masters
-            self._parts = {id(masters[n].param): part for n, part in parts(self._optimizer).items()}
-        part = self._parts.get(id(param))
-        return entry if part is None else Entry(entry, part)
+        name = next((n for n, m in self._optimizer.masters.items() if m.param is param), None)
+        return entry if name is None else Entry(entry, parts(self._optimizer, name)[name])
 
     def get(self, param: Any, default: Any = None) -> Any:
         """As for any mapping; unlike the brackets it adds nothing."""

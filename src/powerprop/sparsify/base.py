@@ -54,6 +54,11 @@ class Method:
         """Set the first masks. Layers with a rule of their own keep their own count; the rest share one budget."""
         if self.groups is not None:
             raise ValueError(f"this {type(self).__name__} already belongs to an optimiser; make a new one for each")
+        if getattr(self, "decay", 0) > 0 and any("lr" not in group for group in optimizer.param_groups):
+            raise ValueError(
+                f"{type(self).__name__}(decay={self.decay!r}) takes lr·decay·θ off at each step, "  # type: ignore[attr-defined]
+                f"but the base optimiser {type(optimizer.base).__name__} has no 'lr' in its groups; use decay=0"
+            )
         weights = {n: m.param for n, m in optimizer.masters.items()}
         warn_of_empty_layers(weights, self.sparsity, self.distribution, self.layers, stacklevel=3)
         shapes = {n: w.shape for n, w in weights.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,6 +44,16 @@ class IterativePruning(Method):
             raise ValueError(f"start must come before stop, got start={self.start!r}, stop={self.stop!r}")
         self.progress = cubic(0.0, 1.0, self.first, self.last)
         self.final: dict[tuple[str, ...], int] = {}
+
+    def attach(self, optimizer: Powerprop) -> None:
+        """Warn if the pruning is not gradual; then as every method."""
+        if self.first + self.every >= self.last:
+            warnings.warn(
+                f"IterativePruning prunes all at once, at step {self.last} (stop={self.stop!r}): its interval of "
+                f"{self.every} steps does not fit in between it and step {self.first} (start={self.start!r})",
+                stacklevel=3,
+            )
+        super().attach(optimizer)
 
     def begin(self, optimizer: Powerprop) -> None:
         """Dense; but it is settled which layers are ranked together, and how many of their weights stay at the end."""
