@@ -14,7 +14,7 @@ from powerprop.files import read_json
 from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, lines
 
 if TYPE_CHECKING:
-    from powerprop.experiments.boundaries.train import Config
+    from powerprop.experiments.boundaries.config import Config
 
 Runs = Sequence[dict[str, Any]]
 """The results of an arm, one for each seed."""

@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from powerprop.continual import Accuracies, Scenario
-from powerprop.experiments.continual.train import Arm, Config, rate
+from powerprop.experiments.continual.config import Config
+from powerprop.experiments.continual.train import Arm, rate
 from powerprop.experiments.harness.experiment import Results
 from powerprop.report import Cell, Curve
 

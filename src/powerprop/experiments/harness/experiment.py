@@ -43,7 +43,8 @@ class Experiment:
         name: as typed on the command line.
         title: one line for people.
         paper: where the paper shows it.
-        config: the frozen dataclass of plain numbers, strings and tuples that the presets are made of.
+        config: the frozen dataclass of plain numbers, strings and tuples that the presets are made of; its fields are
+            the options of the command line, what its docstring's `Args` say of them is their help.
         presets: literal configurations by name: `smoke` (seconds), `cpu` (minutes), `paper` (its own values), …
         prepare: called once before the jobs start, to find (or download) the data.
         jobs: the jobs known so far, given the results so far; asked again until nothing new comes (tuning first).
@@ -52,6 +53,7 @@ class Experiment:
         together: None if jobs run side by side, a process each. Else jobs may also run in turn, the ranks that
             torchrun started training each of them together, and `together(config)` says whether to do so without
             torchrun too, because one job fills the machine.
+        logs: its trainings write metrics along the steps, which TensorBoard can show.
     """
 
     name: str
@@ -64,3 +66,4 @@ class Experiment:
     run_job: Callable[[Any, Job, Path, Report], dict[str, Any]]
     report: Callable[[Any, Results, Path], Findings]
     together: Callable[[Any], bool] | None = None
+    logs: bool = True

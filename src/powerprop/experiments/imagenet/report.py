@@ -18,7 +18,7 @@ from powerprop.files import read_json
 from powerprop.report import Column, Page, Section, Stat, Table
 
 if TYPE_CHECKING:
-    from powerprop.experiments.imagenet.train import Config
+    from powerprop.experiments.imagenet.config import Config
 
 PAPER = (
     "Section 5.2: tables 1 and 2, the extreme-sparsity figure; section 5.1: figure 3 b and c. The paper's values are "

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.folder import plain
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.results import (
     Measured,
     band_points,
@@ -22,7 +23,7 @@ from powerprop.experiments.oneshot.results import (
     nearest,
     nearest_to_four,
 )
-from powerprop.experiments.oneshot.train import SURVIVORS, Config, arms
+from powerprop.experiments.oneshot.train import SURVIVORS, arms
 from powerprop.experiments.oneshot.tuning import tuning_score
 from powerprop.files import read_json
 from powerprop.report import (

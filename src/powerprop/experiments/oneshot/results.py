@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from powerprop.experiments.harness.experiment import Results
-from powerprop.experiments.oneshot.train import FORMS, Arm, Config
+from powerprop.experiments.oneshot.config import FORMS, Config
+from powerprop.experiments.oneshot.train import Arm
 from powerprop.experiments.oneshot.tuning import final_jobs
 from powerprop.report import Cell, Curve
 

@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from powerprop.experiments.harness.experiment import Job, Results, RunError
-from powerprop.experiments.oneshot.train import Arm, Config, arms
+from powerprop.experiments.oneshot.config import Config
+from powerprop.experiments.oneshot.train import Arm, arms
 
 
 def jobs(config: Config, results: Results) -> list[Job]:

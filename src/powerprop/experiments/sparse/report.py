@@ -15,7 +15,7 @@ from powerprop.files import read_json
 from powerprop.report import Cell, Column, Page, Section, Stat, Table
 
 if TYPE_CHECKING:
-    from powerprop.experiments.sparse.train import Config
+    from powerprop.experiments.sparse.config import Config
 
 PAIRS = (
     ("rigl", "static"),
