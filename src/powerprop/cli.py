@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from functools import partial, wraps
+from inspect import signature
 from itertools import takewhile
 from typing import Any
 
@@ -118,16 +119,20 @@ def _later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 
 def in_one_line(text: str, arguments: list[str]) -> str:
-    """What tyro's box of an error says, without its frame and its help; a value names its option and its kind."""
-    lines = [line.strip("│ ") for line in text.splitlines() if line.strip("╭╮╰╯─│ ")]
-    body = [line for line in lines if not line.startswith("╭")]
-    message = " ".join(takewhile(lambda line: set(line) - {"─"} and "see powerprop" not in line, body))
+    """What tyro's box of an error says, without its frame and its help, and what was probably meant."""
+    lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│") and line.strip("│ ")]
+    message = " ".join(takewhile(lambda line: line.strip("─"), lines))
     if bad := re.match(r"Error parsing (--[\w-]+)", message):
         option = bad[1]
         values = takewhile(lambda each: not each.startswith("--"), arguments[_index(option, arguments) + 1 :])
         expected = next((line for line in lines if line.startswith(f"{option} ")), option)
         return f"expected {expected}, got {' '.join(values)!r}"
-    return message
+    if unknown := re.match(r"Unrecognized options: (--[\w-]+)", message):
+        function = COMMANDS.get(arguments[0])
+        names = ("help", *signature(function).parameters) if function else ("help", "version")
+        hint = did_you_mean(unknown[1], [f"--{name}".replace("_", "-") for name in names])
+        return f"{arguments[0] if function else 'powerprop'} has no option {unknown[1]}{hint}; see powerprop --help"
+    return message or text.strip()
 
 
 def _index(option: str, arguments: list[str]) -> int:

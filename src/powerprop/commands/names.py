@@ -8,7 +8,8 @@ from difflib import get_close_matches
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean --steps or --tuning-seeds?)`, or nothing if no known name is like it."""
-    known = list(known)
-    alike = get_close_matches(name, known, n=2, cutoff=0.6)
-    alike += [each for each in known if name and name in each and each not in alike]
-    return f" (did you mean {' or '.join(alike[:2])}?)" if alike else ""
+    plain = {each.lstrip("-"): each for each in known}
+    name = name.lstrip("-")
+    alike = get_close_matches(name, plain, n=2, cutoff=0.6)
+    alike += [each for each in plain if name and name in each and each not in alike]
+    return f" (did you mean {' or '.join(plain[each] for each in alike[:2])}?)" if alike else ""

@@ -1,13 +1,14 @@
-"""A run whose folder is there already: how far it is, and removing what it left."""
+"""A run whose folder is there already: how far it is, what it found, and removing what it left."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from powerprop.experiments.harness.experiment import Experiment, RunError
-from powerprop.experiments.harness.folder import locked, results_so_far
+from powerprop.experiments.harness.experiment import Experiment, Findings, RunError
+from powerprop.experiments.harness.folder import all_results, locked, results_so_far
 from powerprop.files import read_json
 
 OWN = ("jobs", "figures", "report.html", "summary.json", "versions.json", "config.json")
@@ -51,3 +52,12 @@ def _is_run(out: Path) -> bool:
         return False
     saved = read_json(out / "config.json")
     return isinstance(saved, dict) and {"experiment", "preset", "config"} <= saved.keys()
+
+
+def findings_of(out: Path, experiment: Experiment, preset: str, config: Any) -> Findings:
+    """What a finished run says; the pictures are drawn elsewhere and thrown away, so that the run stays as it is."""
+    results = all_results(out, experiment, config)
+    with TemporaryDirectory() as folder:
+        for name in ("jobs", "config.json", "versions.json"):
+            (Path(folder) / name).symlink_to((out / name).resolve())
+        return experiment.report(config, results, Path(folder))
