@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from functools import partial, wraps
 from inspect import signature
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 import tyro
@@ -120,8 +120,9 @@ def _later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 def in_one_line(text: str, arguments: list[str]) -> str:
     """What tyro's box of an error says, without its frame and its help, and what was probably meant."""
-    lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│") and line.strip("│ ")]
-    message = " ".join(takewhile(lambda line: line.strip("─"), lines))
+    lines = [line.strip("│ ") for line in text.splitlines()[1:] if line.strip("│ ")]  # the first one is its title
+    body = takewhile(_says_something, dropwhile(lambda line: not _says_something(line), lines))
+    message = " ".join(body)
     if bad := re.match(r"Error parsing (--[\w-]+)", message):
         option = bad[1]
         values = takewhile(lambda each: not each.startswith("--"), arguments[_index(option, arguments) + 1 :])
@@ -133,6 +134,10 @@ def in_one_line(text: str, arguments: list[str]) -> str:
         hint = did_you_mean(unknown[1], [f"--{name}".replace("_", "-") for name in names])
         return f"{arguments[0] if function else 'powerprop'} has no option {unknown[1]}{hint}; see powerprop --help"
     return message or text.strip()
+
+
+def _says_something(line: str) -> bool:
+    return bool(line.strip("─-╭╮╰╯ "))
 
 
 def _index(option: str, arguments: list[str]) -> int:

@@ -52,7 +52,8 @@ def say(console: Console, text: str) -> None:
 def print_table(console: Console, table: RichTable) -> None:
     """Print a table whole: as it is where it fits, at its full width into a file or pipe, else stacked."""
     if not console.is_terminal:
-        console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+        needed = console.measure(table, options=console.options.update(width=10_000)).maximum
+        Console(file=console.file, width=max(console.width, needed), color_system=None).print(table)
     elif fits(table, console.width):
         console.print(table)
     else:
