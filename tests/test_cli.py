@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import standin
-from powerprop import data
+from powerprop import cli, data
 from powerprop.cli import main
 from powerprop.commands import run as run_command
 from powerprop.data import DataNotFound
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.harness.resume import remove_run
 
-KNOWN = ", ".join(EXPERIMENTS)
+KNOWN, COMMANDS = ", ".join(EXPERIMENTS), ", ".join(cli.COMMANDS)
 SEE = "; see powerprop run mnist-oneshot --help"
 
 
@@ -34,8 +34,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected a command: list, run, report, results, compare; see powerprop --help"),
-        (["lst"], "unknown command 'lst' (did you mean list?); known are list, run, report, results, compare"),
+        ([], f"expected a command: {COMMANDS}; see powerprop --help"),
+        (["lst"], f"unknown command 'lst' (did you mean list?); known are {COMMANDS}"),
         (["--versio"], "powerprop has no option --versio (did you mean --version?); see powerprop --help"),
         (["run"], f"run needs the name of an experiment first, got ''; known are {KNOWN}"),
         (["run", "--seeds", "1"], f"run needs the name of an experiment first, got '--seeds'; known are {KNOWN}"),
