@@ -98,6 +98,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["run", "mnist-oneshot", "--out", str(tmp_path)]) == 2
     assert f"{tmp_path} is not empty and not a run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_reports_are_drawn_anew(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ from powerprop.experiments.harness.folder import open_run
 from powerprop.experiments.harness.parallel import default_workers
 from powerprop.experiments.harness.runner import JobsFailedError, write_report
 from powerprop.experiments.harness.runner import run as run_experiment
-from powerprop.files import FileError
+from powerprop.files import FileError, cause
 from powerprop.report import MissingMatplotlibError, index_page
 from powerprop.report.style import matplotlib
 from powerprop.train.log import TENSORBOARD
 
+OUTPUT = "standard output"
+GOES_ON = "the same command goes on from here"
 INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
 """What the user can put right: shown as one line."""
 
@@ -163,18 +167,46 @@ def configured(
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 if jobs failed, 2 for bad input, 130 if interrupted."""
-    errors = Console(stderr=True)
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="powerprop", args=args)
+        sys.stdout.flush()
     except INPUT_ERRORS as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 2
+        return _refuse(2, f"error: {error}")
     except JobsFailedError as error:
-        for key, traceback in error.tracebacks.items():
-            errors.print(f"--- {key}\n{traceback.strip()}", markup=False, highlight=False, soft_wrap=True)
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 1
+        return _refuse(1, *failed_lines(error))
+    except BrokenPipeError:
+        return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
+    except OSError as error:
+        return _refuse(1, f"error: {cause(error, OUTPUT)}; {GOES_ON}")
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # so does rich say that the reader has gone
+            return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
+        raise
     except KeyboardInterrupt:
-        errors.print("interrupted; the same command goes on from here", highlight=False)
-        return 130
+        return _refuse(130, f"interrupted; {GOES_ON}")
     return 0
+
+
+def failed_lines(error: JobsFailedError) -> list[str]:
+    """A line for each job that a file or the machine failed, a traceback for each that the program failed, the sum."""
+    failures = error.failures
+    lines = [f"--- {key}\n{failure.traceback}" for key, failure in failures.items() if failure.traceback]
+    lines += [f"error: {key}: {failure.line}" for key, failure in failures.items() if not failure.traceback]
+    if len(failures) > 1 or lines[0].startswith("---"):
+        return [*lines, f"error: {error}"]
+    return [f"{lines[0]}; {GOES_ON}"]
+
+
+def _refuse(code: int, *lines: str) -> int:
+    """Say on stderr why the command ends; output that can no longer be written is given up."""
+    console = Console(stderr=True)
+    with suppress(OSError):
+        for line in lines:
+            console.print(
+                line, style="red" if line.startswith("error: ") else None, markup=False, highlight=False, soft_wrap=True
+            )
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # the interpreter would try again when it ends, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
