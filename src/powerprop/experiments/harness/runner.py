@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from powerprop.data import DataCorrupt
 from powerprop.experiments.harness.display import Display, display_for
 from powerprop.experiments.harness.experiment import Experiment, Findings, Job, RunError
 from powerprop.experiments.harness.folder import (
@@ -54,10 +55,20 @@ def run(experiment: Experiment, preset: str, config: Any, out: Path, workers: in
         if ranks.main:
             prepare(out, experiment, preset, config)
             warn_of_other_versions(experiment, config, out, console)
-            experiment.prepare(config)
+            _find_data(experiment, config)
         ranks.barrier()
         run_jobs(experiment, config, out, workers, console if ranks.main else Console(quiet=True))
         return write_report(experiment, preset, config, out) if ranks.main else None
+
+
+def _find_data(experiment: Experiment, config: Any) -> None:
+    """Have the data ready before the jobs ask for it; settings that it does not fit are an error of the run."""
+    try:
+        experiment.prepare(config)
+    except DataCorrupt:
+        raise
+    except ValueError as error:
+        raise RunError(str(error)) from None
 
 
 def check_tensorboard() -> None:
