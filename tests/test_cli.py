@@ -14,7 +14,6 @@ from powerprop.cli import main
 from powerprop.commands import run as run_command
 from powerprop.data import DataNotFound
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.harness.resume import remove_run
 
 KNOWN, COMMANDS = ", ".join(EXPERIMENTS), ", ".join(cli.COMMANDS)
 SEE = "; see powerprop run mnist-oneshot --help"
@@ -64,10 +63,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["run", "mnist-oneshot", "--seeds", "0"], "seeds must be at least 1, got 0"),
         (["run", "mnist-oneshot", "--seeds", "99999999999"], "seeds must be at most 10000, got 99999999999"),
         (["run", "mnist-oneshot", "--workers", "0"], "workers must be at least 1, got 0"),
-        (
-            ["run", "split-mnist", "--tensorboard"],
-            "split-mnist has no option --tensorboard; see powerprop run split-mnist --help",
-        ),
         (["report"], "report needs the folder of at least one run, got none"),
         (
             ["report", "--combine", "x"],
@@ -119,6 +114,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["run", "mnist-oneshot", "--out", str(tmp_path)]) == 2
     assert f"{tmp_path} is not empty and not a run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_reports_are_drawn_anew(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,20 +168,11 @@ def test_results_fill_the_documentation(
     assert "gain" in json.loads((tmp_path / "mnist-optimisers" / "summary.json").read_text())
 
 
-def test_starting_anew_removes_the_run_and_nothing_else(finished: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy)
-    (copy / "notes.txt").write_text("mine")
-    remove_run(copy)
-    assert sorted(path.name for path in copy.iterdir()) == [".lock", "notes.txt"]
-    remove_run(tmp_path / "none")
-
-
 @pytest.mark.parametrize("content", [None, "{}", "[]"])
 def test_starting_anew_leaves_other_folders_alone(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "jobs").write_text("years of work")
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     before = sorted(path.name for path in tmp_path.iterdir())

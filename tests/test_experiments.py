@@ -68,6 +68,7 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size > 10_000
     for folder in (tmp_path / "jobs").iterdir():
         assert {path.name for path in folder.iterdir()} == {
+            "job.json",
             "metrics.jsonl",
             "checkpoint.pt",
             "result.json",
@@ -129,7 +130,7 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
 
     with pytest.raises(JobsFailedError, match="1 jobs failed: a") as error:
         run_jobs(toy(run_job), SMALL, tmp_path, 1, quiet())
-    assert "ZeroDivisionError: by hand" in error.value.tracebacks["a"]
+    assert "ZeroDivisionError: by hand" in error.value.failures["a"].traceback
     assert (tmp_path / "jobs/b/result.json").exists()
 
 

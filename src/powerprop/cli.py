@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from functools import partial, wraps
-from inspect import signature
-from itertools import dropwhile, takewhile
 from typing import Any
 
 import tyro
@@ -21,13 +18,14 @@ from powerprop.commands.compare import compare
 from powerprop.commands.listing import list_experiments
 from powerprop.commands.names import did_you_mean
 from powerprop.commands.options import all_options, asked_preset, check_run
-from powerprop.commands.output import accept_every_character, say
+from powerprop.commands.output import accept_every_character
 from powerprop.commands.report import report
 from powerprop.commands.run import results, run
+from powerprop.commands.usage import in_one_line
 from powerprop.data import DataCorrupt, DataNotFound
 from powerprop.experiments.harness.experiment import RunError
 from powerprop.experiments.harness.runner import JobsFailedError
-from powerprop.files import FileError
+from powerprop.files import FileError, cause
 from powerprop.report import MissingMatplotlibError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -38,31 +36,32 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
 }
 
+OUTPUT = "standard output"
+GOES_ON = "the same command goes on from here"
 INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
 """What the user can put right: shown as one line."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 if jobs failed, 2 for bad input, 130 if interrupted."""
+    """Run a command; returns the exit code: 0, 1 if jobs or the machine failed, 2 for bad input, 130 if interrupted."""
     accept_every_character()
     try:
         call(list(sys.argv[1:] if args is None else args))
         sys.stdout.flush()
-    except JobsFailedError as error:
-        for key, traceback in error.tracebacks.items():
-            say(Console(stderr=True), f"--- {key}\n{traceback.strip()}")
-        return _failed(str(error), 1)
     except INPUT_ERRORS as error:
-        return _failed(str(error))
+        return _refuse(2, f"error: {error}")
+    except JobsFailedError as error:
+        return _refuse(1, *failed_lines(error))
     except BrokenPipeError:
-        _write_no_more()  # whoever read what we print has seen enough
-        return 0
+        return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
     except OSError as error:
-        _write_no_more()
-        return _failed(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+        return _refuse(1, f"error: {cause(error, OUTPUT)}; {GOES_ON}")
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # so does rich say that the reader has gone
+            return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
+        raise
     except KeyboardInterrupt:
-        say(Console(stderr=True), "interrupted; the same command goes on from here")
-        return 130
+        return _refuse(130, f"interrupted; {GOES_ON}")
     return 0
 
 
@@ -79,7 +78,7 @@ def call(arguments: list[str]) -> None:
     except SystemExit as end:
         if end.code in (0, None):
             return
-        raise RunError(in_one_line(said.getvalue(), arguments)) from None
+        raise RunError(in_one_line(said.getvalue(), arguments, COMMANDS.get(arguments[0]))) from None
     chosen()
 
 
@@ -118,38 +117,26 @@ def _later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
     return given
 
 
-def in_one_line(text: str, arguments: list[str]) -> str:
-    """What tyro's box of an error says, without its frame and its help, and what was probably meant."""
-    lines = [line.strip("│ ") for line in text.splitlines()[1:] if line.strip("│ ")]  # the first one is its title
-    body = takewhile(_says_something, dropwhile(lambda line: not _says_something(line), lines))
-    message = " ".join(body)
-    if bad := re.match(r"Error parsing (--[\w-]+)", message):
-        option = bad[1]
-        values = takewhile(lambda each: not each.startswith("--"), arguments[_index(option, arguments) + 1 :])
-        expected = next((line for line in lines if line.startswith(f"{option} ")), option)
-        return f"expected {expected}, got {' '.join(values)!r}"
-    if unknown := re.match(r"Unrecognized options: (--[\w-]+)", message):
-        function = COMMANDS.get(arguments[0])
-        names = ("help", *signature(function).parameters) if function else ("help", "version")
-        hint = did_you_mean(unknown[1], [f"--{name}".replace("_", "-") for name in names])
-        return f"{arguments[0] if function else 'powerprop'} has no option {unknown[1]}{hint}; see powerprop --help"
-    return message or text.strip()
+def failed_lines(error: JobsFailedError) -> list[str]:
+    """A line for each job that a file or the machine failed, a traceback for each that the program failed, the sum."""
+    failures = error.failures
+    lines = [f"--- {key}\n{failure.traceback}" for key, failure in failures.items() if failure.traceback]
+    lines += [f"error: {key}: {failure.line}" for key, failure in failures.items() if not failure.traceback]
+    if len(failures) > 1 or lines[0].startswith("---"):
+        return [*lines, f"error: {error}"]
+    return [f"{lines[0]}; {GOES_ON}"]
 
 
-def _says_something(line: str) -> bool:
-    return bool(line.strip("─-╭╮╰╯ "))
-
-
-def _index(option: str, arguments: list[str]) -> int:
-    return next((i for i, each in enumerate(arguments) if each.replace("_", "-").startswith(option)), len(arguments))
-
-
-def _failed(message: str, code: int = 2) -> int:
-    Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return code
-
-
-def _write_no_more() -> None:
-    """Nothing can be written to the standard output: let the interpreter not try again when it ends."""
-    with suppress(OSError, ValueError):
+def _refuse(code: int, *lines: str) -> int:
+    """Say on stderr why the command ends; output that can no longer be written is given up."""
+    console = Console(stderr=True)
+    with suppress(OSError):
+        for line in lines:
+            console.print(
+                line, style="red" if line.startswith("error: ") else None, markup=False, highlight=False, soft_wrap=True
+            )
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # the interpreter would try again when it ends, and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

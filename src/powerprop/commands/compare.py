@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tyro
@@ -11,9 +12,8 @@ from rich.console import Console
 from powerprop.commands.differences import Pair, difference_figure, pairs_of
 from powerprop.commands.output import print_table, say
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.harness.experiment import RunError
-from powerprop.experiments.harness.folder import describe, open_run
-from powerprop.experiments.harness.resume import findings_of
+from powerprop.experiments.harness.experiment import Experiment, Findings, RunError
+from powerprop.experiments.harness.folder import all_results, describe, open_run
 from powerprop.report import Image, Page, Section, Table, write_page
 
 SPREAD = "The spread of a difference is √(s² + s²) of both standard deviations; runs of one seed have none."
@@ -74,3 +74,12 @@ def pictures(names: tuple[str, str], pairs: list[Pair], folder: Path) -> list[Im
             path = difference_figure(shown, title, names, folder / f"differences-{number}.png")
             images.append(Image(path, f"{title}: what {names[1]} has more than {names[0]}, with its spread."))
     return images
+
+
+def findings_of(out: Path, experiment: Experiment, preset: str, config: Any) -> Findings:
+    """What a finished run says; the pictures are drawn elsewhere and thrown away, so that the run stays as it is."""
+    results = all_results(out, experiment, config)
+    with TemporaryDirectory() as folder:
+        for name in ("jobs", "config.json", "versions.json"):
+            (Path(folder) / name).symlink_to((out / name).resolve())
+        return experiment.report(config, results, Path(folder))

@@ -37,21 +37,19 @@ OF_EVERY_RUN: dict[str, Any] = {
         tyro.conf.FlagCreatePairsOff,
         tyro.conf.arg(help="remove what an earlier run left in the folder, and start anew.", help_behavior_hint=""),
     ],
+    "tensorboard": Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        tyro.conf.arg(help="write the metrics of every training for TensorBoard too.", help_behavior_hint=""),
+    ],
 }
 """The options that are no settings."""
-TENSORBOARD = Annotated[
-    bool,
-    tyro.conf.FlagCreatePairsOff,
-    tyro.conf.arg(help="write the metrics of every training for TensorBoard too.", help_behavior_hint=""),
-]
 
 
 def options_class(experiment: Experiment, preset: str) -> type:
     """The options as a dataclass for tyro, the settings with the values of the preset as defaults."""
     presets = Literal[tuple(experiment.presets)]  # type: ignore[valid-type]
     options = {"preset": Annotated[presets, tyro.conf.arg(help="where all settings start from.")], **OF_EVERY_RUN}
-    if experiment.logs:
-        options["tensorboard"] = TENSORBOARD
     defaults = {"preset": preset, "workers": None, "out": None, "fresh": False, "tensorboard": False}
     parts: list[Any] = [(name, kind, field(default=defaults[name])) for name, kind in options.items()]
     settings = settings_class(experiment, preset)
@@ -163,6 +161,6 @@ def check_run(arguments: Sequence[str]) -> None:
 def option_names(experiment: Experiment) -> list[str]:
     """Every option of an experiment as it is typed."""
     kinds = get_type_hints(experiment.config)
-    names = ["help", "preset", *OF_EVERY_RUN, *(["tensorboard"] if experiment.logs else []), *kinds]
+    names = ["help", "preset", *OF_EVERY_RUN, *kinds]
     names += [f"no-{name}" for name, kind in kinds.items() if kind is bool]
     return [f"--{name}".replace("_", "-") for name in names]

@@ -6,7 +6,7 @@ arrives; beside it the same learner, on the same batches, is told. Tasks last a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from powerprop.experiments.boundaries.measure import match, measure, overlaps
 from powerprop.experiments.boundaries.report import ARMS, compose
 from powerprop.experiments.continual import train as continual
 from powerprop.experiments.harness.experiment import Experiment, Findings, Job, Results
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
+from powerprop.train import MetricsLog
 from powerprop.train.distributed import local_device
 
 LENGTHS, BATCHES = range(2)
@@ -40,7 +41,7 @@ def prepare(config: Config) -> None:
     continual.prepare(learning(config))
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Feed a learner the stream of a seed, then measure what it found and what it knows."""
     device = local_device()
     settings, seed = learning(config), job.settings["seed"]
@@ -56,7 +57,14 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
         learner, detector, delay=config.delay, confirm=config.confirm, certainty=config.certainty,
         least=sum(lengths) + 1 if told else config.least, memory=config.memory,
     )  # fmt: skip
-    found = feed(finder, detector, batches_of(config, stream, lengths, seed), lengths, told, report)
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        log.rewind(0)  # a job that was stopped begins anew
+
+        def heard(number: int, values: dict[str, float]) -> None:
+            log.write(number, **values)
+            progress(number / sum(lengths), values)
+
+        found = feed(finder, detector, batches_of(config, stream, lengths, seed), told, heard)
     true = list(accumulate(lengths))[:-1]
     return {
         "note": images.note, "lengths": lengths, "true": true, "found": found,
@@ -96,8 +104,8 @@ def batches_of(
 
 
 def feed(
-    finder: BoundaryFinder, detector: Recorder, batches: Iterator[tuple[int, Tensor, Tensor]], lengths: Sequence[int],
-    told: bool, report: Report,
+    finder: BoundaryFinder, detector: Recorder, batches: Iterator[tuple[int, Tensor, Tensor]], told: bool,
+    heard: Callable[[int, dict[str, float]], None],
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Show the finder every batch; returns where new tasks were noticed and with which batch they had begun."""
     found, before = [], 0
@@ -109,7 +117,7 @@ def feed(
         if finder.observe(x, y):
             found.append((number, number + 1 - finder.seen))
         if (number + 1) % HEARD_EVERY == 0:
-            report((number + 1) / sum(lengths), {"tasks": len(found) + 1, "loss": detector.losses[-1]})
+            heard(number + 1, {"tasks": len(found) + 1, "loss": detector.losses[-1]})
     finder.finish()
     return found
 
@@ -130,5 +138,4 @@ EXPERIMENT = Experiment(
     jobs=jobs,
     run_job=run_job,
     report=report,
-    logs=False,
 )

@@ -20,5 +20,4 @@ def continual_experiment(name: str, title: str, paper: str, presets: dict[str, C
         jobs=jobs,
         run_job=run_job,
         report=lambda config, results, out: compose(config, results, out, story),
-        logs=False,
     )

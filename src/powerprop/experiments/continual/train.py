@@ -20,11 +20,12 @@ from powerprop.continual import EfficientPackNet, PackNet, Strategy, learn_strea
 from powerprop.experiments.continual.checks import METHOD_LABELS, check_images
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measure import Measures
+from powerprop.experiments.continual.tasklog import TaskLog
 from powerprop.experiments.harness.experiment import Job, Results
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
 from powerprop.models.init import fans
 from powerprop.select import select
-from powerprop.train import NonFiniteError
+from powerprop.train import MetricsLog, NonFiniteError
 from powerprop.train.distributed import local_device
 
 
@@ -76,7 +77,7 @@ def rate(config: Config, alpha: float) -> float:
     return float(config.lr * config.magnitude ** (2 / alpha - 2) / alpha**2)
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Learn all tasks, from the saved learner in the folder if there is one, and measure."""
     device = local_device()
     images = load_images(config)
@@ -84,17 +85,28 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     learner = make_learner(config, job.settings, device)
     measures = Measures(config, learner, stream)
 
-    def progress(phase: str, step: int, loss: float) -> None:
-        done = (step if phase == "training" else config.steps + step) / (config.steps + config.retrain_steps)
-        so_far = {"task": learner.current + 1, "loss": loss, **measures.latest}
-        report((learner.current + done) / len(stream), so_far)
+    whole = config.steps + config.retrain_steps
+    diverged = {}
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        lines = TaskLog(log, learner, whole)
 
-    checkpoint = folder / "learner.safetensors"
-    try:
-        learn_stream(learner, stream, (), checkpoint=checkpoint, after_task=measures.after_task, progress=progress)
-    except NonFiniteError as error:
-        return {"diverged": f"task {learner.current}: {error}", "note": images.note, **learner.records}
-    return {"note": images.note, **learner.records}
+        def heard(phase: str, step: int, loss: float) -> None:
+            step += config.steps if phase == "retraining" else 0
+            lines.write(step, loss=loss)
+            so_far = {"task": learner.current + 1, "loss": loss, **measures.latest}
+            progress((learner.current + step / whole) / len(stream), so_far)
+
+        def learned(task: data.Task) -> None:
+            measures.after_task(task)
+            lines.end_task(**measures.latest)
+
+        try:
+            learn_stream(
+                learner, stream, (), checkpoint=folder / "learner.safetensors", after_task=learned, progress=heard
+            )
+        except NonFiniteError as error:
+            diverged = {"diverged": f"task {learner.current}: {error}"}
+    return {**diverged, "note": images.note, **lines.other_records()}
 
 
 def load_images(config: Config) -> data.Images:

@@ -25,7 +25,7 @@ from powerprop.data.imagenet import Pictures, find_pictures
 from powerprop.data.load import LOADERS
 from powerprop.data.loader import PictureBatches
 from powerprop.experiments.harness.experiment import Experiment, Job
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.imagenet.cells import MODELS, Cell, cell
 from powerprop.experiments.imagenet.config import PRESETS, Config, cells_of
 from powerprop.experiments.imagenet.measure import measure, score
@@ -67,14 +67,14 @@ def jobs(config: Config, results: Any) -> list[Job]:
     ]
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Train one cell, on all ranks if there are several, and measure it."""
     this, seed, device = cell(job.settings["cell"]), job.settings["seed"], local_device()
     model = build(config, this, seed).to(device)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train, val = pictures(config)
     try:
-        train_cell(config, this, seed, model, train, val, folder, report)
+        train_cell(config, this, seed, model, train, val, folder, progress)
     except FloatingPointError as error:  # from the loop, or from a method that ranks weights and meets NaN first
         return {"diverged": str(error)}
     return measure(config, this, model, train, val, folder)
@@ -126,7 +126,7 @@ def train_cell(
     train: Pictures,
     val: Pictures,
     folder: Path,
-    report: Report,
+    progress: Progress,
 ) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one."""
     ranks, device, steps = current_ranks(), local_device(), length(config, this)
@@ -144,7 +144,7 @@ def train_cell(
             log=log,
             evaluate=lambda model: {"accuracy": score(config, model, val).accuracy},
             eval_every=max(1, steps // config.evaluations),
-            progress=lambda step, values: report(step / steps, {"step": step, **values}),
+            progress=lambda step, values: progress(step / steps, {"step": step, **values}),
             precision=Precision(config.precision, device.type),
             ranks=ranks,
         )

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, Optimizer
 from powerprop import data, models
 from powerprop.data.batches import Augment
 from powerprop.experiments.harness.experiment import Job
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.oneshot import pruning
 from powerprop.experiments.oneshot.config import Config
 from powerprop.files import replacing
@@ -58,7 +58,7 @@ def prepare(config: Config) -> None:
     data.load(config.data)
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Train one network and prune it to every fraction of the grid."""
     device = local_device()
     splits = load_splits(config).to(device)
@@ -66,7 +66,7 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     model = build(config, job.settings["seed"]).to(device)
     before = pruning.weights_of(model)
     try:
-        train(config, job, model, splits, folder, report)
+        train(config, job, model, splits, folder, progress)
     except NonFiniteError as error:
         return {"diverged": str(error)}
     fold(model)
@@ -80,7 +80,7 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     return {"kept": config.grid, **curves, "overlap": overlap, **pruning.movement(before, after, survivors)}
 
 
-def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folder: Path, report: Report) -> None:
+def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folder: Path, progress: Progress) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one."""
     optimizer = make_optimizer(config, model, job.settings["alpha"], job.settings["form"], job.settings["lr"])
     generator = torch.Generator().manual_seed(job.settings["seed"])
@@ -96,7 +96,7 @@ def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folde
             log=log,
             evaluate=lambda model: {"accuracy": evaluate(model, *splits.validation).accuracy},
             eval_every=config.every,
-            progress=lambda step, values: report(step / config.steps, {"step": step, **values}),
+            progress=lambda step, values: progress(step / config.steps, {"step": step, **values}),
         )
 
 

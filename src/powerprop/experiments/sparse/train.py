@@ -20,7 +20,7 @@ import powerprop as pp
 from powerprop import data
 from powerprop.allocate import Layers
 from powerprop.experiments.harness.experiment import Experiment, Findings, Job, Results
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.sparse.config import CIFAR_PRESETS, MNIST_PRESETS, TASKS, Config
 from powerprop.experiments.sparse.report import compose
 from powerprop.experiments.sparse.rows import ROWS, Row, asked
@@ -40,7 +40,7 @@ def layer_rules(config: Config, distribution: str) -> Layers:
     return {} if distribution == "erk" else TASKS[config.task].rules
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Train one cell of the table and measure it."""
     device = local_device()
     task, settings = TASKS[config.task], job.settings
@@ -53,7 +53,7 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     steps = config.steps * settings["cycles"]
     optimizer = make_optimizer(config, model, row, settings, steps)
     try:
-        train(config, settings, model, optimizer, splits, steps, folder, report)
+        train(config, settings, model, optimizer, splits, steps, folder, progress)
     except FloatingPointError as error:
         return {"diverged": str(error)}
     masks = optimizer.active
@@ -84,7 +84,7 @@ def train(
     splits: data.Splits,
     steps: int,
     folder: Path,
-    report: Report,
+    progress: Progress,
 ) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one; cosine schedule."""
     generator = torch.Generator().manual_seed(settings["seed"])
@@ -102,7 +102,7 @@ def train(
             log=log,
             evaluate=lambda model: {"accuracy": evaluate(model, *splits.validation).accuracy},
             eval_every=config.every,
-            progress=lambda step, values: report(step / steps, {"step": step, **values}),
+            progress=lambda step, values: progress(step / steps, {"step": step, **values}),
         )
 
 
