@@ -98,7 +98,7 @@ def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
         "alpha2-lr0.001-seed0",
         "direct-alpha2-lr0.001-seed0",
     ]
-    assert (finished / "figures" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (finished / "figures" / "accuracy.svg").read_text()
 
 
 def test_another_configuration_shows_the_difference(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_results_fill_the_documentation(
     text = (tmp_path / "mnist-optimisers" / "README.md").read_text()
     assert "![" in text
     assert "| Adam (α = 1) |" in text
-    assert (tmp_path / "mnist-optimisers" / "accuracy.png").exists()
+    assert (tmp_path / "mnist-optimisers" / "accuracy.svg").exists()
     assert "gain" in json.loads((tmp_path / "mnist-optimisers" / "summary.json").read_text())
 
 

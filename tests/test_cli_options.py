@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
-from dataclasses import asdict, fields, make_dataclass
+from dataclasses import asdict, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from powerprop.commands.names import did_you_mean
 from powerprop.commands.options import OF_EVERY_RUN, default_hint, setting_helps
 from powerprop.commands.run import configured
 from powerprop.experiments import EXPERIMENTS
+from powerprop.experiments.harness.pages import command
 
 
 def settings(*arguments: str) -> dict[str, Any]:
@@ -52,6 +54,16 @@ def test_defaults_differ_by_preset() -> None:
 def test_without_options_a_preset_is_as_it_is(name: str) -> None:
     for preset, config in EXPERIMENTS[name].presets.items():
         assert settings("run", name, "--preset", preset) == asdict(config)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_command_on_a_page_makes_the_same_run(name: str) -> None:
+    presets = EXPERIMENTS[name].presets
+    for preset, config in presets.items():
+        changed = replace(config, seeds=7, **({"lr": 0.0625} if "lr" in asdict(config) else {}))
+        words = shlex.split(command(name, preset, changed))
+        assert words[0] == "powerprop"
+        assert settings(*words[1:]) == asdict(changed)
 
 
 def test_any_setting_can_be_set() -> None:

@@ -22,7 +22,8 @@ from powerprop import data
 from powerprop.cli import main
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.continual.measure import LogitsChangedError, Measures
-from powerprop.experiments.continual.report import Story, compose
+from powerprop.experiments.continual.report import Story
+from powerprop.experiments.continual.report import findings as write_findings
 from powerprop.experiments.continual.train import Arm, Config, arms, jobs, make_learner, make_stream, rate
 from powerprop.experiments.harness.experiment import Findings
 from powerprop.experiments.harness.runner import run
@@ -215,7 +216,10 @@ def fake_run(matrix: list[list[float]]) -> dict[str, Any]:
 
 def composed(config: Config, results: dict[str, dict[str, Any]], out: Path) -> Findings:
     (out / "versions.json").write_text("{}")
-    return compose(config, results, out, Story("Title", "Section 5.3", "Intro.", (("EPN (paper)", "", "97.09", ""),)))
+    (out / "config.json").write_text('{"experiment": "permuted-mnist", "preset": "cpu", "config": {}}')
+    return write_findings(
+        config, results, out, Story("Title", "Section 5.3", "Intro.", (("EPN (paper)", "", "97.09", ""),))
+    )
 
 
 def test_forgetting_is_worked_out_from_the_matrix(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from powerprop.experiments.harness.experiment import Job, RunError
 from powerprop.experiments.harness.folder import locked, prepare
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.oneshot import pruning
+from powerprop.experiments.oneshot.measured import best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.mnist import PRESETS
-from powerprop.experiments.oneshot.results import best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.train import Arm, Config, arms, load_splits, make_optimizer
 from powerprop.experiments.oneshot.tuning import chosen_lr, jobs, tuning_score
 from powerprop.train import NonFiniteError
@@ -45,7 +45,9 @@ def quiet() -> Console:
 
 
 def result(validation: list[float], test: list[float] | None = None) -> dict[str, Any]:
-    return {"kept": SMALL.grid, "validation": validation, "test": test or validation}
+    weights = ("sign_changes", "sign_changes_of_survivors", "near_zero_before", "near_zero_after")
+    curves = {"kept": SMALL.grid, "validation": validation, "test": test or validation, "overlap": validation}
+    return curves | dict.fromkeys(weights, 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +224,7 @@ def test_measured_arms_leave_out_diverged_seeds() -> None:
     }
     base, best = (measure(config, arm, results) for arm in arms(config))
     assert (len(base.runs), base.diverged) == (1, 1)
-    assert best.cell("test", 1).mean == pytest.approx(0.7)
+    assert best.band([1]).mean == pytest.approx(0.7)
     assert best.band([0, 1]).mean == pytest.approx(0.5)
     assert best_arm([base, best]) is best
     assert largest_gain(config, base, best) == (pytest.approx(0.4), 1)

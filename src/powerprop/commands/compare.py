@@ -71,8 +71,7 @@ def pictures(names: tuple[str, str], pairs: list[Pair], folder: Path) -> list[Im
     for number, title in enumerate(dict.fromkeys(pair.table for pair in pairs)):
         shown = [pair for pair in pairs if pair.table == title and pair.difference is not None]
         if shown:
-            path = difference_figure(shown, title, names, folder / f"differences-{number}.png")
-            images.append(Image(path, f"{title}: what {names[1]} has more than {names[0]}, with its spread."))
+            images.append(difference_figure(shown, title, names, folder / f"differences-{number}.svg"))
     return images
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from powerprop.report import Column, Page, Table, style
+from powerprop.report import Column, Image, Page, Table, palette, style
 
 
 class Number(NamedTuple):
@@ -97,7 +97,7 @@ def _digits(column: Column, numbers: list[Number | None]) -> int:
     return min(max((1 if spreads else 3) - math.floor(math.log10(size)), 0), 6) if size else 1
 
 
-def difference_figure(pairs: list[Pair], title: str, names: tuple[str, str], path: Path) -> Path:
+def difference_figure(pairs: list[Pair], title: str, names: tuple[str, str], path: Path) -> Image:
     """Differences as dots with their spread, one line each; of percentages alone where there are any."""
     pairs = [pair for pair in pairs if pair.percent] or pairs
     points = ", percentage points" if pairs[0].percent else ""
@@ -106,8 +106,9 @@ def difference_figure(pairs: list[Pair], title: str, names: tuple[str, str], pat
     rows = range(len(pairs))
     found = [pair.difference or Number(0.0, math.nan) for pair in pairs]
     spreads = [number.std if math.isfinite(number.std) else 0.0 for number in found]
-    axes.axvline(0, color="0.5", linewidth=1)
-    axes.errorbar([number.mean for number in found], rows, xerr=spreads, fmt="o", capsize=2.5)
-    axes.set_yticks(rows, [f"{pair.row}, {pair.column}" for pair in pairs], fontsize=9)
+    axes.axvline(0, color=palette.MUTED, linewidth=1)
+    axes.errorbar([number.mean for number in found], rows, xerr=spreads, fmt="o", capsize=2.5, color=palette.ACCENT)
+    axes.set_yticks(rows, [f"{pair.row}, {pair.column}" for pair in pairs], fontsize=9, color=palette.INK)
     axes.set_ylim(len(pairs) - 0.5, -0.5)
-    return style.save(figure, path)
+    words = "; ".join(f"{pair.row}, {pair.column}: {pair.texts()[2]}" for pair in pairs)
+    return Image(style.save(figure, path), f"{title}, {names[1]} less {names[0]}{points}: {words}.")

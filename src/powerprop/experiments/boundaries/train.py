@@ -19,7 +19,7 @@ from powerprop.continual import BoundaryFinder, ChangePointDetector, EfficientPa
 from powerprop.continual.task import derived_seed
 from powerprop.experiments.boundaries.config import PRESETS, Config, learning
 from powerprop.experiments.boundaries.measure import match, measure, overlaps
-from powerprop.experiments.boundaries.report import ARMS, compose
+from powerprop.experiments.boundaries.report import ARMS, findings, read_runs
 from powerprop.experiments.continual import train as continual
 from powerprop.experiments.harness.experiment import Experiment, Findings, Job, Results
 from powerprop.experiments.harness.parallel import Progress
@@ -124,8 +124,7 @@ def feed(
 
 def report(config: Config, results: Results, out: Path) -> Findings:
     """What both arms found, seed by seed."""
-    runs = {arm: [results[job.key] for job in jobs(config, results) if job.settings["arm"] == arm] for arm in ARMS}
-    return compose(config, runs, out)
+    return findings(config, read_runs(jobs(config, results), results), out)
 
 
 EXPERIMENT = Experiment(

@@ -46,6 +46,7 @@ STORY = Story(
     "tasks.",
     intro="One network of 784-1000-1000-10 units learns task after task, each with the pixels in another order. Tasks "
     "reuse the weights of those before them, so that the fraction of weights in use flattens.",
+    printed="about 86 after 300 tasks (50,000 + 50,000 steps)",
 )
 
 FIGURE = "figure of long task sequences, section 5.3"

@@ -37,6 +37,7 @@ STORY = Story(
     "network and 100,000 steps.",
     intro="The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, layer "
     "by layer, without retraining.",
+    printed="gains of up to 33 points (whole network, 100,000 steps)",
 )
 
 EXPERIMENT = oneshot_experiment(

@@ -19,14 +19,14 @@ from torch import nn
 import powerprop as pp
 from powerprop import data
 from powerprop.allocate import Layers
-from powerprop.experiments.harness.experiment import Experiment, Findings, Job, Results
+from powerprop.experiments.harness.experiment import Experiment, Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.sparse.config import CIFAR_PRESETS, MNIST_PRESETS, TASKS, Config
-from powerprop.experiments.sparse.report import compose
+from powerprop.experiments.sparse.report import findings
 from powerprop.experiments.sparse.rows import ROWS, Row, asked
-from powerprop.experiments.sparse.tuning import chosen_lr, column_of, job, jobs
+from powerprop.experiments.sparse.tuning import jobs
 from powerprop.flops import count_flops
-from powerprop.train import MetricsLog, evaluate, fit, read_metrics
+from powerprop.train import MetricsLog, evaluate, fit
 from powerprop.train.distributed import local_device
 
 
@@ -144,23 +144,6 @@ def _first(part: data.Part, count: int) -> data.Part:
     return data.Part(part.x[:count], part.y[:count]) if count else part
 
 
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """Table 1's rows, extended training and the extreme-sparsity figure."""
-    chosen = {row: chosen_lr(config, row, results) for row in dict.fromkeys((*config.rows, *config.extended))}
-
-    def key(row: str, column: str, cycles: int, seed: int) -> str:
-        return job(config, row, column_of(row, column), chosen[row], seed, cycles).key
-
-    def found(row: str, column: str, cycles: int = 1) -> list[dict[str, Any]]:
-        keys = [key(row, column, cycles, seed) for seed in range(config.seeds)]
-        return [results[k] for k in keys if k in results]
-
-    def logged(row: str, column: str) -> list[dict[str, float]]:
-        return read_metrics(out / "jobs" / key(row, column, 1, 0) / "metrics.jsonl")
-
-    return compose(config, found, logged, chosen, out)
-
-
 def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
     return Experiment(
         name=name,
@@ -171,7 +154,7 @@ def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment
         prepare=prepare,
         jobs=jobs,
         run_job=run_job,
-        report=report,
+        report=findings,
     )
 
 
