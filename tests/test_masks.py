@@ -78,7 +78,7 @@ def test_truncated_and_foreign_files_are_named(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"x": torch.ones(2)}, str(file))
-    with pytest.raises(ValueError, match="expected a file of format 'powerprop-masks-1', got None"):
+    with pytest.raises(ValueError, match="expected a file of format 'powerprop-masks-2', got None"):
         Masks.load(file)
 
 

@@ -142,7 +142,7 @@ def test_bad_settings() -> None:
         ({"group": 0}, "group must be at least 1, got 0"),
         ({"alpha": 0.5}, r"alpha must be at least 1, got 0\.5"),
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
-        ({"decay": ("pruning",)}, "decay must name phases of training, retraining"),
+        ({"decay": ("pruning",)}, "decay must be one of training, retraining, got 'pruning'"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMOKE, **change)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from powerprop.allocate import Layers
 from powerprop.modes import evaluating
 from powerprop.optim import Powerprop
 from powerprop.select import Where, is_table, select
-from powerprop.sparsify.dynamic import SNFS, RigL
+from powerprop.sparsify.base import Method
 from powerprop.sparsify.prune import allocate
 
 __all__ = ["Density", "Flops", "count_flops", "layer_densities"]
@@ -32,36 +32,6 @@ Density = Mapping[str, float | Tensor]
 """By weight name: the fraction kept, or a mask; weights that are not named are dense."""
 
 _COUNTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-
-
-class Terms(NamedTuple):
-    """What a training step is made of: forward FLOPs at the active, at the trainable and at full density."""
-
-    sparse: float
-    backward: float
-    dense: float
-    interval: int
-
-
-def _masked(t: Terms) -> float:
-    """All three passes are sparse."""
-    return 3 * t.sparse
-
-
-STEP: dict[str, Callable[[Terms], float]] = {
-    "dense": lambda t: 3 * t.dense,
-    "static": _masked,
-    "snip": _masked,
-    "set": _masked,
-    "dsr": _masked,
-    # Momentum of all weights needs the gradient of all weights, every step.
-    "snfs": lambda t: 2 * t.sparse + t.dense,
-    # One step in interval + 1 computes the gradient of all weights, to grow by.
-    "rigl": lambda t: (3 * t.sparse * t.interval + 2 * t.sparse + t.dense) / (t.interval + 1),
-    # Forward and back through the layers at A, the gradient of the weights at B.
-    "top-kast": lambda t: 2 * t.sparse + t.backward,
-}
-"""FLOPs of one training step by method, in terms of `Terms`; one-shot pruning trains "dense"."""
 
 
 @dataclass(frozen=True)
@@ -86,33 +56,32 @@ class Flops:
         """f_S / f_D: what the masked model costs, relative to the dense one."""
         return self.forward(density) / self.dense
 
-    def training(
-        self, method: str, density: Density | None = None, backward: Density | None = None, interval: int = 100
-    ) -> float:
+    def training(self, method: Method, density: Density | None = None, backward: Density | None = None) -> float:
         """A training step of the method, relative to a dense one (3 f_D).
 
-        method: one of `STEP`; for gradual pruning, whose density changes, see `gradual`.
+        method: such as `RigL(0.9, steps=32_000)`; for gradual pruning, whose density changes, see `gradual`.
         density: of the weights that the forward pass uses.
         backward: Top-KAST's density of the weights that get a gradient; all of them by default.
-        interval: RigL's steps between mask updates.
         """
-        if method not in STEP:
-            raise ValueError(f"method must be one of {', '.join(STEP)}, got {method!r}")
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1, got {interval}")
-        terms = Terms(self.forward(density), self.forward(backward), self.dense, interval)
-        return STEP[method](terms) / (3 * self.dense)
+        if backward is not None and not method.explores:
+            raise ValueError(f"{method.label} trains the weights that it uses: expected no backward density")
+        active = self.forward(density)
+        trainable = self.forward(backward) if method.explores else active
+        return method.step_flops(active, trainable, self.dense) / (3 * self.dense)
 
     def step(self, optimizer: Powerprop) -> float:
         """A training step with the optimiser's masks as they are now, relative to a dense one.
 
         2 f_active + f_trainable, to which RigL and SNFS add the gradients of all weights that they grow by.
         """
-        method = optimizer.sparsify
-        if isinstance(method, RigL):
-            return self.training("rigl", optimizer.active, interval=method.interval)
-        name = "snfs" if isinstance(method, SNFS) else "top-kast"
-        return self.training(name, optimizer.active, optimizer.trainable)
+        method, active, trainable = (
+            optimizer.sparsify,
+            self.forward(optimizer.active),
+            self.forward(optimizer.trainable),
+        )
+        if isinstance(method, Method):
+            return method.step_flops(active, trainable, self.dense) / (3 * self.dense)
+        return (2 * active + trainable) / (3 * self.dense)
 
     def gradual(self, density: Density, start: float = 0.2, stop: float = 0.8, interval: float = 1 / 16) -> float:
         """Training with gradual pruning, relative to dense: the mean of f_S / f_D over the whole of it.

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,15 @@ class Method:
     seed: of the method's random choices, if it makes any; the same on every rank of a distributed run.
     """
 
+    label: ClassVar[str] = "Random masks"
+    """Its name in tables."""
+    redistributes: ClassVar[bool] = False
+    """Layers may exchange weights: what was asked holds for all of them together."""
+    grows_at_random: ClassVar[bool] = False
+    """Weights are tried at random, not chosen by gradients."""
+    explores: ClassVar[bool] = False
+    """Weights are trained that the forward pass does not use."""
+
     sparsity: float
     _: KW_ONLY
     distribution: str = "uniform"
@@ -47,6 +56,13 @@ class Method:
         self.step = 0
         self.generator = torch.Generator("cpu").manual_seed(self.seed)
         self.groups: list[list[str]] | None = None
+
+    def step_flops(self, active: float, trainable: float, dense: float) -> float:
+        """A training step, given a forward pass with the active, the trainable and all weights.
+
+        Forward and back through the layers with the active weights, then the gradient of the trainable ones.
+        """
+        return 2 * active + trainable
 
     # --- the life of a method, as the optimiser calls it ----------------------------------------------------------
 

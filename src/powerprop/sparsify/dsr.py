@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,6 +34,9 @@ class DSR(SET):
     fraction: N as a fraction of the kept weights; constant, or a schedule.
     threshold: the first H.
     """
+
+    label: ClassVar[str] = "DSR"
+    redistributes: ClassVar[bool] = True
 
     fraction: float | Schedule = 0.05
     threshold: float = 1e-3

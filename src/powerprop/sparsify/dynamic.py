@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ class SET(Method):
     fraction: of each layer's weights to drop, falling to 0 along a cosine; or a schedule of it.
     stop: when the masks stay for good: a step, or a fraction of `steps`.
     """
+
+    label: ClassVar[str] = "SET"
+    grows_at_random: ClassVar[bool] = True
 
     interval: int = 100
     fraction: float | Schedule = 0.3
@@ -137,6 +140,13 @@ class RigL(SET):
     The gradient is the dense one of the plain weight, ∂L/∂w, also for α > 1: ∂L/∂φ vanishes where φ does.
     """
 
+    label: ClassVar[str] = "RigL"
+    grows_at_random: ClassVar[bool] = False
+
+    def step_flops(self, active: float, trainable: float, dense: float) -> float:
+        """One step in interval + 1 computes the gradient of all weights, to grow by."""
+        return (3 * active * self.interval + 2 * active + dense) / (self.interval + 1)
+
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Where the gradient is largest, downhill."""
         grad = optimizer.masters[name].param.grad
@@ -154,8 +164,16 @@ class SNFS(SET):
     costs a pass over them at every step. Layers with a rule of their own in `layers` keep their count.
     """
 
+    label: ClassVar[str] = "SNFS"
+    redistributes: ClassVar[bool] = True
+    grows_at_random: ClassVar[bool] = False
+
     fraction: float | Schedule = 0.5
     stop: Moment = 1.0
+
+    def step_flops(self, active: float, trainable: float, dense: float) -> float:
+        """Momentum of all weights needs the gradient of all weights, every step."""
+        return 2 * active + dense
 
     def __post_init__(self) -> None:
         super().__post_init__()

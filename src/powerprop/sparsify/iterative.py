@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class IterativePruning(Method):
         leave room after `stop` for those that a `GradScaler` skips, or training ends before the asked sparsity.
     interval: between prunings: steps, or a fraction of `steps`; by default the paper's 2,000 of 32,000.
     """
+
+    label: ClassVar[str] = "Iterative pruning"
 
     start: Moment = 0.2
     stop: Moment = 0.8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ class TopKAST(Method):
         and low rates.
     freeze: when A and B stay for good: a step, or a fraction of `steps`; None is never.
     """
+
+    label: ClassVar[str] = "Top-KAST"
+    explores: ClassVar[bool] = True
 
     backward_sparsity: float = 0.0
     decay: float = 1e-4

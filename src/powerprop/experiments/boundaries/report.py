@@ -15,7 +15,7 @@ from powerprop.experiments.harness.typed import Diverged, result_of
 from powerprop.report import Column, Curve, Headline, Mean, Section, Stat, Table, lines
 
 if TYPE_CHECKING:
-    from powerprop.experiments.boundaries.train import Config
+    from powerprop.experiments.boundaries.config import Config
 
 Runs = Sequence[Streamed]
 """The results of an arm, one for each seed."""

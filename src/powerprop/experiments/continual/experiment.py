@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.report import Story, findings
-from powerprop.experiments.continual.train import Config, jobs, prepare_tasks, run_job
+from powerprop.experiments.continual.train import jobs, prepare_tasks, run_job
 from powerprop.experiments.harness.experiment import Experiment
 
 

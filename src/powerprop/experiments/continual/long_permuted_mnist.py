@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.experiment import continual_experiment
 from powerprop.experiments.continual.report import Story
-from powerprop.experiments.continual.train import Config
 
 FINE = tuple(round(0.95 * 0.95**k, 5) for k in range(100))
 """Kept fractions, each 5% below the one before, from 95% to 0.6%."""

@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from powerprop.continual import Accuracies, Scenario
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.results import Learned
-from powerprop.experiments.continual.train import Arm, Config, rate
+from powerprop.experiments.continual.train import Arm, rate
 from powerprop.experiments.harness.experiment import Results
 from powerprop.experiments.harness.typed import Diverged, result_of
 from powerprop.report import Curve, Mean

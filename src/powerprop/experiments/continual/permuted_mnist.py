@@ -7,9 +7,9 @@ weights and at learning rates that grow with α.
 
 from __future__ import annotations
 
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.experiment import continual_experiment
 from powerprop.experiments.continual.report import Story
-from powerprop.experiments.continual.train import Config
 
 PRESETS = {
     "smoke": Config(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measured import GIVEN, INFERRED, Measured, compared, measure, summary
-from powerprop.experiments.continual.train import Config, arms, rate
+from powerprop.experiments.continual.train import arms, rate
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
 from powerprop.report import Column, Curve, Headline, Mean, Section, Stat, Table, heatmap, lines

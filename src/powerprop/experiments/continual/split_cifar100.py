@@ -6,9 +6,9 @@ Every task has an output layer of its own. The paper trains and retrains 75,000 
 
 from __future__ import annotations
 
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.experiment import continual_experiment
 from powerprop.experiments.continual.report import Story
-from powerprop.experiments.continual.train import Config
 
 PRESETS = {
     "smoke": Config(

@@ -15,7 +15,7 @@ from powerprop.experiments.sparse.rows import ROWS
 from powerprop.report import Mean
 
 if TYPE_CHECKING:
-    from powerprop.experiments.imagenet.train import Config
+    from powerprop.experiments.imagenet.config import Config
 
 MARKS = {"topkast-0": "*", "topkast-50": "†"}
 """The paper's marks for backward sparsities of 0% and 50%."""

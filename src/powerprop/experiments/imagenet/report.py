@@ -16,7 +16,7 @@ from powerprop.experiments.imagenet.measured import Measured, collect, column, l
 from powerprop.report import Column, Headline, Mean, Section, Stat, Table
 
 if TYPE_CHECKING:
-    from powerprop.experiments.imagenet.train import Config
+    from powerprop.experiments.imagenet.config import Config
 
 PAPER = (
     "Section 5.2: tables 1 and 2, the extreme-sparsity figure; section 5.1: figure 3 b and c. The paper's values are "

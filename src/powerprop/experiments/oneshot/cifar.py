@@ -8,9 +8,9 @@ are not pruned, so the network has batch norm; the statistics of the dense netwo
 
 from __future__ import annotations
 
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.experiment import oneshot_experiment
 from powerprop.experiments.oneshot.report import Story
-from powerprop.experiments.oneshot.train import Config
 
 CIFAR10, CONV6 = "cifar10", "conv6"
 

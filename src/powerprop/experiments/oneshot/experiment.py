@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from powerprop.experiments.harness.experiment import Experiment
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.report import Story, findings
-from powerprop.experiments.oneshot.train import Config, prepare, run_job
+from powerprop.experiments.oneshot.train import prepare, run_job
 from powerprop.experiments.oneshot.tuning import jobs
 
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from powerprop.experiments.harness.experiment import Results
 from powerprop.experiments.harness.typed import Diverged, result_of
+from powerprop.experiments.oneshot.config import FORMS, Config
 from powerprop.experiments.oneshot.results import Pruned
-from powerprop.experiments.oneshot.train import FORMS, Arm, Config
+from powerprop.experiments.oneshot.train import Arm
 from powerprop.experiments.oneshot.tuning import final_jobs
 from powerprop.report import Curve, Mean
 

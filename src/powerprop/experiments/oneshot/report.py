@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.measured import (
     Measured,
     band_points,
@@ -22,7 +23,7 @@ from powerprop.experiments.oneshot.measured import (
     nearest,
     nearest_to_four,
 )
-from powerprop.experiments.oneshot.train import SURVIVORS, Config, arms
+from powerprop.experiments.oneshot.train import SURVIVORS, arms
 from powerprop.experiments.oneshot.tuning import tuning_score
 from powerprop.report import Column, Headline, Image, Mean, Section, Stat, Table, pruning_curves, weight_change
 

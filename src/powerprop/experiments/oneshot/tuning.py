@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from powerprop.experiments.harness.experiment import Job, Results, RunError
 from powerprop.experiments.harness.typed import Diverged, result_of
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.results import Pruned
-from powerprop.experiments.oneshot.train import Arm, Config, arms
+from powerprop.experiments.oneshot.train import Arm, arms
 
 
 def jobs(config: Config, results: Results) -> list[Job]:

@@ -13,7 +13,7 @@ from powerprop.experiments.sparse.rows import ROWS, parse
 from powerprop.report import Curve, Image, lines
 
 if TYPE_CHECKING:
-    from powerprop.experiments.sparse.train import Config
+    from powerprop.experiments.sparse.config import Config
 
 Found = Callable[..., list[Trained]]
 """found(row, column, cycles=1): the results of its seeds, without those that diverged."""

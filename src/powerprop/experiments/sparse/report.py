@@ -17,7 +17,7 @@ from powerprop.report import Column, Headline, Mean, Section, Stat, Table
 from powerprop.train import read_metrics
 
 if TYPE_CHECKING:
-    from powerprop.experiments.sparse.train import Config
+    from powerprop.experiments.sparse.config import Config
 
 PAIRS = (
     ("rigl", "static"),

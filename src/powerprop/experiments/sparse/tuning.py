@@ -11,7 +11,7 @@ from powerprop.experiments.sparse.results import Trained
 from powerprop.experiments.sparse.rows import DENSE, ROWS, parse
 
 if TYPE_CHECKING:
-    from powerprop.experiments.sparse.train import Config
+    from powerprop.experiments.sparse.config import Config
 
 NEAR = 0.003
 """A rate within this validation accuracy of the best is a finalist."""
