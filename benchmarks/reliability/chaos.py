@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -334,10 +335,8 @@ def snapshot(out: Path) -> dict[str, Any]:
             found[str(path.relative_to(out))] = path.read_bytes()
     for name in found:
         if name.endswith("checkpoint.pt"):
-            try:
+            with suppress(ValueError):  # left damaged beside a finished job
                 found[name] = {k: v for k, v in load_checkpoint(out / name).items() if k != "random"}
-            except ValueError:
-                pass  # left damaged beside a finished job
     return found
 
 
@@ -388,9 +387,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", nargs="+", default=list(families.FAMILIES), choices=list(families.FAMILIES))
     parser.add_argument("--kills", type=int, default=15, help="at random moments, per family")
-    parser.add_argument("--most", type=int, default=1000, help="writes to strike at and files to damage, per family")
+    parser.add_argument("--writes", type=int, default=1000, help="at most so many writes to strike at, per family")
+    parser.add_argument("--damaged", type=int, default=60, help="files to damage, per family")
     parser.add_argument("--processes", type=int, default=6, help="runs with worker processes, per family")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing new after this time")
+    memory = Path("/dev/shm")
+    parser.add_argument("--place", type=Path, default=memory if memory.is_dir() else None, help="folder to work in")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -401,18 +403,18 @@ def run_all() -> int:
     torch.set_num_threads(1)
     matplotlib()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="powerprop-chaos-") as folder:
+    with tempfile.TemporaryDirectory(prefix="powerprop-chaos-", dir=asked.place) as folder:
         families.write_pictures(Path(folder) / "data")
         families.install(Path(folder) / "data")
         for number, family in enumerate(asked.families, 1):
             until = began + asked.seconds * number / len(asked.families)
             chaos = Chaos(family, Path(folder), tally, random.Random(f"{asked.seed} {family}"), until)
             chaos.random_kills(asked.kills)
-            chaos.kills_in_writes(asked.most)
-            chaos.full_writes(asked.most)
+            chaos.kills_in_writes(asked.writes)
+            chaos.full_writes(asked.writes)
             chaos.processes(asked.processes)
             chaos.small_disk()
-            chaos.damaged_files(asked.most)
+            chaos.damaged_files(asked.damaged)
             print(f"{family}: {time.monotonic() - began:.0f} s", flush=True)
     print(f"\n{tally.table()}\n\nseed {asked.seed}, {time.monotonic() - began:.0f} s")
     return 1 if tally.complaints else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from powerprop.data import DataCorrupt, DataNotFound
+from powerprop.errors import end_with
 from powerprop.experiments import EXPERIMENTS, Experiment
 from powerprop.experiments.harness.docs import write_docs
 from powerprop.experiments.harness.experiment import Findings, RunError
 from powerprop.experiments.harness.folder import open_run
 from powerprop.experiments.harness.parallel import default_workers
-from powerprop.experiments.harness.runner import JobsFailedError, write_report
 from powerprop.experiments.harness.runner import run as run_experiment
-from powerprop.files import FileError, cause
-from powerprop.report import MissingMatplotlibError, index_page
+from powerprop.experiments.harness.runner import write_report
+from powerprop.report import index_page
 from powerprop.report.style import matplotlib
 from powerprop.train.log import TENSORBOARD
-
-OUTPUT = "standard output"
-GOES_ON = "the same command goes on from here"
-INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
-"""What the user can put right: shown as one line."""
 
 
 def list_experiments() -> None:
@@ -170,43 +163,6 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="powerprop", args=args)
         sys.stdout.flush()
-    except INPUT_ERRORS as error:
-        return _refuse(2, f"error: {error}")
-    except JobsFailedError as error:
-        return _refuse(1, *failed_lines(error))
-    except BrokenPipeError:
-        return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
-    except OSError as error:
-        return _refuse(1, f"error: {cause(error, OUTPUT)}; {GOES_ON}")
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # so does rich say that the reader has gone
-            return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
-        raise
-    except KeyboardInterrupt:
-        return _refuse(130, f"interrupted; {GOES_ON}")
+    except BaseException as error:
+        return end_with(error)
     return 0
-
-
-def failed_lines(error: JobsFailedError) -> list[str]:
-    """A line for each job that a file or the machine failed, a traceback for each that the program failed, the sum."""
-    failures = error.failures
-    lines = [f"--- {key}\n{failure.traceback}" for key, failure in failures.items() if failure.traceback]
-    lines += [f"error: {key}: {failure.line}" for key, failure in failures.items() if not failure.traceback]
-    if len(failures) > 1 or lines[0].startswith("---"):
-        return [*lines, f"error: {error}"]
-    return [f"{lines[0]}; {GOES_ON}"]
-
-
-def _refuse(code: int, *lines: str) -> int:
-    """Say on stderr why the command ends; output that can no longer be written is given up."""
-    console = Console(stderr=True)
-    with suppress(OSError):
-        for line in lines:
-            console.print(
-                line, style="red" if line.startswith("error: ") else None, markup=False, highlight=False, soft_wrap=True
-            )
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):  # the interpreter would try again when it ends, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
