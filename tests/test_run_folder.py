@@ -119,7 +119,10 @@ def test_jobs_of_before_there_were_records(tmp_path: Path) -> None:
         go(out)
 
 
-@pytest.mark.parametrize("content", ["{", "null", "[1]", '"x"', '{"torch": 2}', '{"torch": null}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "null", "[1]", '"x"', '{"torch": 2}', '{"torch": NaN, "checksum": "x"}', '{"torch": "\\ud800"}', "{}"],
+)
 def test_versions_that_were_edited(content: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(out)

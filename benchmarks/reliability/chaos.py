@@ -7,6 +7,7 @@ the same command is given again, and everything in its folder is compared with t
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import random
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ class Chaos:
         self.family, self.place, self.tally, self.chance, self.until = family, place, tally, chance, until
         self.whole = place / f"{family}-whole"
         self.count = 0
+        with redirect_stdout(io.StringIO()):  # once in this process: what is imported late, forks need not import again
+            assert main(families.command(family, place / f"{family}-warm")) == 0
         began = time.monotonic()
         ended = self.run(self.whole, Faults(None, record=place / "moments.json"))
         self.seconds = time.monotonic() - began
@@ -192,12 +195,13 @@ class Chaos:
             if self.time_left:
                 yield Moment(stage, kind, self.chance.randint(1, self.moments[stage, kind]))
 
-    def small_disk(self) -> None:
+    def small_disk(self, count: int) -> None:
         """A disk that is really full, at several sizes; then it has room."""
         size = sum(path.stat().st_size for path in self.whole.rglob("*") if path.is_file())
-        for share in (0.02, 0.3, 0.6, 0.9):
+        for number in range(count):
             if not self.time_left:
                 return
+            share = (number + 0.1) / count
             disk = self.fresh()
             disk.mkdir()
             kilobytes = max(24, int(size * share / 1024))
@@ -390,6 +394,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--writes", type=int, default=1000, help="at most so many writes to strike at, per family")
     parser.add_argument("--damaged", type=int, default=60, help="files to damage, per family")
     parser.add_argument("--processes", type=int, default=6, help="runs with worker processes, per family")
+    parser.add_argument("--disks", type=int, default=4, help="small disks to fill, per family")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing new after this time")
     memory = Path("/dev/shm")
     parser.add_argument("--place", type=Path, default=memory if memory.is_dir() else None, help="folder to work in")
@@ -413,7 +418,7 @@ def run_all() -> int:
             chaos.kills_in_writes(asked.writes)
             chaos.full_writes(asked.writes)
             chaos.processes(asked.processes)
-            chaos.small_disk()
+            chaos.small_disk(asked.disks)
             chaos.damaged_files(asked.damaged)
             print(f"{family}: {time.monotonic() - began:.0f} s", flush=True)
     print(f"\n{tally.table()}\n\nseed {asked.seed}, {time.monotonic() - began:.0f} s")
