@@ -55,7 +55,7 @@ STRATEGIES: dict[str, Row] = {
     "naive": Row(Naive, {}),
     "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
     "si": Row(SI, {"strength": 1.0}),
-    "vcl": Row(VCL, {"examples": 64, "samples": 3}, batch=True),
+    "vcl": Row(VCL, {"examples": 4096, "samples": 3}, batch=True),
 }
 """Adding a method adds a row here."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from powerprop.continual.now import Rehearsal
 from powerprop.continual.objective import Classification, Model
 from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.strategy import Strategy
+from powerprop.continual.source import Source
+from powerprop.continual.strategy import Progress, Strategy
 from powerprop.continual.view import wearing
 
-__all__ = ["VCL", "gaussian_divergence"]
+__all__ = ["VCL", "Posterior", "gaussian_divergence"]
 
 
 def gaussian_divergence(mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor) -> Tensor:
@@ -25,6 +26,46 @@ def gaussian_divergence(mean: Tensor, log_variance: Tensor, prior_mean: Tensor, 
     ratio = log_variance - prior_log_variance
     distance = (mean - prior_mean).square() * (-prior_log_variance).exp()
     return 0.5 * (ratio.exp() - ratio + distance - 1).sum()
+
+
+class Posterior:
+    """The distribution of the weights: means are the model's, the logarithms of the variances are here.
+
+    Those of a weight that no task has used yet are made when one begins, and count as learned when it ends.
+    """
+
+    def __init__(self, learner: Strategy) -> None:
+        self.learner = learner
+        self.log_variance: dict[str, nn.Parameter] = {}
+        self.learned: set[str] = set()
+
+    def means(self) -> dict[str, nn.Parameter]:
+        """The weights of the model that are trained."""
+        return {n: p for n, p in self.learner.model.named_parameters() if p.requires_grad}
+
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Weights w = μ + σε; the noise is drawn on the CPU, so that it is the same everywhere."""
+        known = [(n, mean, self.log_variance[n]) for n, mean in self.means().items() if n in self.log_variance]
+        noise = [torch.randn(mean.shape, generator=generator).to(mean) for _, mean, _ in known]
+        return {name: mean + (0.5 * v).exp() * each for (name, mean, v), each in zip(known, noise, strict=True)}
+
+    def add(self, names: Collection[str]) -> None:
+        """Variances for the optimiser to train; without decay, which would pull them to a variance of 1."""
+        new = {n: nn.Parameter(torch.zeros_like(p)) for n, p in self.means().items() if n in names}
+        new = {n: each for n, each in new.items() if n not in self.log_variance}
+        if new:
+            decay = {"weight_decay": 0.0} if "weight_decay" in self.learner.optimizer.defaults else {}
+            self.learner._train_also(list(new.values()), **decay)
+            self.log_variance |= new
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {n: each.detach() for n, each in self.log_variance.items() if n in self.learned}, {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        self.learned = set(tensors)
+        self.add(self.learned)
+        for name, each in tensors.items():
+            self.log_variance[name].detach().copy_(each)
 
 
 class VCL(Strategy):
@@ -68,15 +109,16 @@ class VCL(Strategy):
         log_variance: float = -6.0, prior_variance: float = 1.0, likelihood_steps: int = 0, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
-        for name, value, least in (("examples", examples, 1), ("samples", samples, 1), ("likelihood_steps", likelihood_steps, 0)):  # fmt: skip
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        least = {"examples": (examples, 1), "samples": (samples, 1), "likelihood_steps": (likelihood_steps, 0)}
+        for name, (value, lowest) in least.items():
+            if value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}")
         if not prior_variance > 0:
             raise ValueError(f"prior_variance must be positive, got {prior_variance}")
         self.examples, self.samples, self.likelihood_steps = examples, samples, likelihood_steps
         self.log_variance, self.prior_variance = log_variance, prior_variance
-        self.log_variances: dict[str, nn.Parameter] = {}
-        self.parts["posterior"] = self
+        self.posterior = Posterior(self)
+        self.parts["posterior"] = self.posterior
         self._prior: dict[str, tuple[Tensor, Tensor]] = {}
         self._drawn = False
 
@@ -84,12 +126,16 @@ class VCL(Strategy):
 
     def begin_task(self) -> None:
         """What was learned is the prior; weights that no task has used yet have the first one."""
-        weights, first = self._weights(), torch.tensor(math.log(self.prior_variance), device=self.device)
-        known = {n: (weights[n].detach().clone(), v.detach().clone()) for n, v in self.log_variances.items()}
-        new = {n: torch.full_like(w, self.log_variance) for n, w in weights.items() if n not in known}
-        self._add({n: v for n, v in new.items() if (self.head_of(n) or 0) <= self.current})
-        self._prior = {n: known.get(n, (torch.zeros_like(first), first)) for n in self.log_variances}
-        self._drawn = False
+        posterior, means = self.posterior, self.posterior.means()
+        used = [n for n in means if (self.head_of(n) or 0) <= self.current]
+        posterior.add(used)
+        first = torch.zeros((), device=self.device), torch.tensor(math.log(self.prior_variance), device=self.device)
+        self._prior, self._drawn = dict.fromkeys(used, first), False
+        for name, each in posterior.log_variance.items():
+            if name in posterior.learned:
+                self._prior[name] = means[name].detach().clone(), each.detach().clone()
+            else:
+                each.detach().fill_(self.log_variance)
 
     @contextmanager
     def viewing(self, task: int | None) -> Iterator[Model]:
@@ -100,15 +146,18 @@ class VCL(Strategy):
             yield self.bound(task)
         else:
             self._drawn = True
-            with wearing(self.model, self.draw(self.generator("weights of steps"))):
+            with wearing(self.model, self.posterior.draw(self.generator("weights of steps"))):
                 yield self.bound(task)
 
     def rehearse(self) -> Sequence[Rehearsal] | None:
         """The same batch for as many further networks, each with the same share."""
         now = self._open("rehearse")
-        if self.samples == 1 or self._finding_means():
+        if self._finding_means():
             return None
-        if now.batch is None:
+        if not self._drawn:
+            text = "VCL trains weights that are drawn: compute the loss inside"
+            raise RuntimeError(f"{text} `with learner.viewing({now.task}) as model:`")
+        if self.samples > 1 and now.batch is None:
             raise ValueError(f"VCL with samples={self.samples} looks at the batch so often: say step(loss, batch)")
         return [Rehearsal(now.batch, now.task, 1 / self.samples)] * (self.samples - 1)
 
@@ -116,50 +165,22 @@ class VCL(Strategy):
         """KL(q_t ‖ q_{t-1}) / examples, over the weights that the task uses."""
         if self._finding_means():
             return None
-        if not self._drawn:
-            raise RuntimeError(
-                "VCL trains weights that are drawn: compute the loss inside `with learner.viewing(task) as model:`"
-            )
-        weights, self._drawn = self._weights(), False
+        means = self.posterior.means()
         terms = [
-            gaussian_divergence(weights[name], log_variance, *self._prior[name])
-            for name, log_variance in self.log_variances.items()
-            if weights[name].grad is not None
+            gaussian_divergence(means[name], log_variance, *self._prior[name])
+            for name, log_variance in self.posterior.log_variance.items()
+            if means[name].grad is not None
         ]
         return torch.stack(terms).sum() / self.examples if terms else None
 
-    # --- the distribution ---------------------------------------------------------------------------------------
+    def after_step(self) -> None:
+        """The next loss must be of a network drawn anew, of a batch of its own."""
+        self._drawn, self._open("after_step").batch = False, None
 
-    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Weights w = μ + σε; the noise is drawn on the CPU, so that it is the same everywhere."""
-        weights = self._weights()
-        noise = {n: torch.randn(v.shape, generator=generator).to(v) for n, v in self.log_variances.items()}
-        return {n: weights[n] + (0.5 * v).exp() * noise[n] for n, v in self.log_variances.items()}
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The logarithms of the variances; the means are the model's weights."""
-        return {name: each.detach() for name, each in self.log_variances.items()}, {}
-
-    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
-        self._add(
-            {n: torch.empty_like(w) for n, w in self._weights().items() if n in tensors.keys() - self.log_variances}
-        )
-        with torch.no_grad():
-            for name, each in self.log_variances.items():
-                each.copy_(tensors[name] if name in tensors else torch.full_like(each, self.log_variance))
-
-    def _add(self, new: dict[str, Tensor]) -> None:
-        """More variances, for the optimiser to train; decay would pull their logarithms to 0, which is a variance of 1."""
-        if new:
-            made = {name: nn.Parameter(each) for name, each in new.items()}
-            decay = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
-            self.optimizer.add_param_group({"params": list(made.values()), "lr": self._rates[0], **decay})
-            self._rates.append(self._rates[0])
-            self.log_variances |= made
-
-    def _weights(self) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """From now on these weights have a distribution that was learned."""
+        self.posterior.learned |= self.posterior.log_variance.keys()
+        self._prior = {}
 
     def _finding_means(self) -> bool:
         return self.current == 0 and self.now is not None and self.now.step < self.likelihood_steps
@@ -175,7 +196,7 @@ class _Mean:
     def __call__(self, *inputs: Any) -> Any:
         generator, found = torch.Generator().manual_seed(self._seed), []
         for _ in range(self._learner.samples):
-            with wearing(self._learner.model, self._learner.draw(generator)):
+            with wearing(self._learner.model, self._learner.posterior.draw(generator)):
                 found.append(self._model(*inputs))
         if isinstance(self._learner.objective, Classification):
             return torch.stack([each.log_softmax(1) for each in found]).logsumexp(0) - math.log(len(found))
