@@ -9,7 +9,10 @@ learner.predict(x)                   # the task is inferred
 from powerprop.continual.boundaries.changepoint import ChangePointDetector
 from powerprop.continual.boundaries.finder import BoundaryFinder
 from powerprop.continual.combine import combine
+from powerprop.continual.gem import AGEM, GEM
+from powerprop.continual.generative import DGR, RtF
 from powerprop.continual.loop import learn_stream
+from powerprop.continual.memory import Memory
 from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.now import Rehearsal, Stateful
 from powerprop.continual.objective import Classification, Elbo, MultiLabel, Objective, Regression
@@ -20,11 +23,16 @@ from powerprop.continual.packing.search import GRID, sparsest
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.continual.registry import STRATEGIES, load_learner
+from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Naive, Strategy
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 
 __all__ = [
+    "AGEM",
+    "DGR",
+    "ER",
+    "GEM",
     "GRID",
     "INFERENCES",
     "SCENARIOS",
@@ -35,14 +43,18 @@ __all__ = [
     "Classification",
     "EfficientPackNet",
     "Elbo",
+    "JointTraining",
+    "Memory",
     "MultiLabel",
     "Naive",
     "Objective",
     "PackNet",
     "Packing",
+    "PerfectMemory",
     "Prediction",
     "Regression",
     "Rehearsal",
+    "RtF",
     "Scenario",
     "Source",
     "Stateful",

@@ -11,17 +11,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual import saving
+from powerprop.continual.gem import AGEM, GEM
+from powerprop.continual.generative import DGR, RtF
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
+from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.strategy import Naive, Strategy
 
 __all__ = ["STRATEGIES", "load_learner"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
+    "AGEM": AGEM,
+    "DGR": DGR,
+    "ER": ER,
+    "EfficientPackNet": EfficientPackNet,
+    "GEM": GEM,
+    "JointTraining": JointTraining,
     "Naive": Naive,
     "PackNet": PackNet,
-    "EfficientPackNet": EfficientPackNet,
+    "PerfectMemory": PerfectMemory,
+    "RtF": RtF,
 }
 """Adding a method adds a row here."""
 
