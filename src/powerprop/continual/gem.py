@@ -82,7 +82,7 @@ class AGEM(Replay):
     EQUAL = True
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "permuted-mnist": {"memory": 5000, "rehearsed": 256},
-        "split-cifar100": {"memory": 1105, "rehearsed": 1300},
+        "split-cifar100": {"memory": 1105, "rehearsed": 256},
     }
     """Chaudhry et al., 2019: 25 examples of each class and task on permuted-MNIST (20 tasks), 13 on split CIFAR-100 (17
     tasks of 5 classes); plain SGD with 0.1 and 0.03, batches of 10, one epoch."""

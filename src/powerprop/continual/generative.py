@@ -66,6 +66,7 @@ class GenerativeReplay(Strategy):
     def begin_task(self) -> None:
         """The network of the tasks before labels what is replayed."""
         self.before = deepcopy(self.model).eval().requires_grad_(False) if self.current else None
+        self.again = None
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The copy has done its work."""
