@@ -37,7 +37,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def sgd(rate: float = 0.1):  # noqa: ANN201
+def sgd(rate: float = 0.1):
     return lambda parameters: torch.optim.SGD(parameters, lr=rate)
 
 
@@ -78,8 +78,14 @@ def test_an_equal_memory_has_the_same_number_of_every_task() -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [torch.rand(5, 2), (torch.rand(5, 2), torch.arange(5)), [torch.rand(5, 2)], {"x": torch.rand(5), "y": torch.rand(5, 1)}]
-)  # fmt: skip
+    "batch",
+    [
+        torch.rand(5, 2),
+        (torch.rand(5, 2), torch.arange(5)),
+        [torch.rand(5, 2)],
+        {"x": torch.rand(5), "y": torch.rand(5)},
+    ],
+)
 @pytest.mark.parametrize("capacity", [3, None])
 def test_batches_come_back_in_their_form_and_after_saving(batch: object, capacity: int | None) -> None:
     memory, again = Memory(capacity), Memory(capacity)
