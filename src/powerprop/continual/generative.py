@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from powerprop.continual.generator import Autoencoder, Generator, check_autoencoder
 from powerprop.continual.now import Rehearsal
 from powerprop.continual.objective import Classification, Elbo
 from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.saving import check_shapes
 from powerprop.continual.source import Source, to_device
 from powerprop.continual.strategy import Progress, Strategy
-from powerprop.models.replay_vae import vae as make_vae
 
-__all__ = ["DGR", "Autoencoder", "GenerativeReplay", "RtF"]
-
-
-class Autoencoder(Protocol):
-    """A generator: `encode(x)` gives (μ, log σ²), `decode(z)` the logits of x, `latent` is the width of z."""
-
-    latent: int
-
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def decode(self, z: Tensor) -> Tensor: ...
+__all__ = ["DGR", "GenerativeReplay", "RtF"]
 
 
 class GenerativeReplay(Strategy):
@@ -83,12 +72,12 @@ class GenerativeReplay(Strategy):
             raise ValueError(f"{type(self).__name__} generates pixels in [0, 1], got {x.dtype} in [{low:g}, {high:g}]")
         return x
 
-    def made_up(self, generator: Autoencoder, shape: Sequence[int]) -> Tensor:
-        """Inputs from noise: x = σ(decode(z)), z ~ N(0, 1)."""
+    def made_up(self, generator: Autoencoder, like: Tensor) -> Tensor:
+        """Inputs from noise, of the shape of others: x = σ(decode(z)), z ~ N(0, 1)."""
         count = self.replayed or self.batch_size
-        z = torch.randn(count, generator.latent, generator=self.generator("replayed")).to(self.device)
+        z = torch.randn(count, generator.latent, generator=self.generator("replayed")).to(like)
         with torch.no_grad():
-            return torch.sigmoid(generator.decode(z)).view(count, *shape)
+            return torch.sigmoid(generator.decode(z)).view(count, *like.shape[1:])
 
     def bound_of(self, generator: Autoencoder, x: Tensor) -> Tensor:
         """Minus the evidence lower bound, a mean over inputs and pixels."""
@@ -155,10 +144,11 @@ class DGR(GenerativeReplay):
 
     def rehearse(self) -> list[Rehearsal] | None:
         """Inputs that are made up, with the labels that the classifier of before gives them."""
-        self.vae.fit_to(self.shown(), self.generator("generator"))
+        shown = self.shown()
+        self.vae.fit_to(shown, self.generator("generator"))
         if self.vae_before is None:
             return None
-        self.again = x = self.made_up(self.vae_before, self.vae.shape)
+        self.again = x = self.made_up(self.vae_before, shown)
         share, found = 1 - self.weight_now, self.outputs_before(x)
         if None not in found:
             own = {t: self.classification.own(outputs, t) for t, outputs in found.items() if t is not None}
@@ -212,9 +202,7 @@ class RtF(GenerativeReplay):
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, temperature: float = 2.0, **options: Any
     ) -> None:
-        if missing := [name for name in ("encode", "decode", "latent") if not hasattr(model, name)]:
-            text = f"RtF needs a model with encode, decode and latent, but {type(model).__name__} has no"
-            raise TypeError(f"{text} {', '.join(missing)}; see powerprop.models.replay_vae")
+        check_autoencoder("model", model)
         super().__init__(model, optimizer, **options)
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
@@ -222,10 +210,10 @@ class RtF(GenerativeReplay):
 
     def rehearse(self) -> list[Rehearsal] | None:
         """Inputs that the network of before makes up, with the probabilities that it gives their classes."""
-        shape = self.shown().shape[1:]
+        shown = self.shown()
         if self.before is None:
             return None
-        x = self.made_up(cast(Autoencoder, self.before), shape)
+        x = self.made_up(cast(Autoencoder, self.before), shown)
         found = self.outputs_before(x)
         share = (1 - self.weight_now) / len(found)
         return [
@@ -250,39 +238,3 @@ class RtF(GenerativeReplay):
         log_p = (model(x) / self.temperature).log_softmax(1)
         distilled: Tensor = -(probabilities * log_p).sum(1).mean() * self.temperature**2
         return distilled + self.bound_of(cast(Autoencoder, self.model), x)
-
-
-class Generator:
-    """The generator of DGR as a part that is saved: given, or made as soon as the size of inputs is known."""
-
-    def __init__(self, hidden: Sequence[int], latent: int, net: nn.Module | None) -> None:
-        if net is not None and (missing := [n for n in ("encode", "decode", "latent") if not hasattr(net, n)]):
-            raise TypeError(f"vae must have encode, decode and latent, but {type(net).__name__} has no {missing}")
-        self.hidden, self.latent, self.net, self.given = hidden, latent, net, net is not None
-        self.shape: tuple[int, ...] = ()
-
-    def fit_to(self, x: Tensor, generator: torch.Generator) -> None:
-        """Be there, for inputs like these."""
-        shape = tuple(x.shape[1:])
-        if self.shape and shape != self.shape:
-            raise ValueError(f"the generator makes inputs of shape {self.shape}, got {shape}")
-        self.shape = shape
-        if self.net is None:
-            self.net = self._made(generator)
-        self.net.to(x.device)
-
-    def _made(self, generator: torch.Generator | None) -> nn.Module:
-        return make_vae([torch.Size(self.shape).numel(), *self.hidden], self.latent, generator=generator)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its weights, and the shape of what it makes."""
-        return {} if self.net is None else dict(self.net.state_dict()), {"shape": list(self.shape)}
-
-    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """What `state` gave."""
-        self.shape = tuple(data["shape"])
-        if not self.given:
-            self.net = self._made(torch.Generator()) if tensors else None
-        check_shapes(tensors, {} if self.net is None else self.net.state_dict())
-        if self.net is not None:
-            self.net.load_state_dict(dict(tensors))
