@@ -293,6 +293,15 @@ def test_examples_are_grouped_by_task_where_the_network_or_the_loss_must_know_it
     assert [each.share for each in learner.found] == pytest.approx([0.5 * size / sum(sizes) for size in sizes])
 
 
+def test_a_loss_of_ones_own_gets_batches_of_one_task() -> None:
+    class Own(Classification):
+        def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], task: int) -> Tensor:  # type: ignore[override]
+            return super().loss(model, batch, task)
+
+    assert Classification.mixes_tasks
+    assert not Own.mixes_tasks
+
+
 def test_a_mixed_batch_and_groups_of_its_tasks_have_the_same_gradient() -> None:
     learner = ER(mlp([8, 16, 6], generator=seeded()), sgd(), objective=Classification("stream"), memory=40, steps=5)
     for task in range(3):

@@ -32,7 +32,14 @@ class Objective:
     """True if outputs mean the same in all tasks, so that one that was never learned can be answered for."""
 
     mixes_tasks: bool = False
-    """True if `loss` takes a batch of examples of several tasks, with a tensor (N,) of their tasks as the task."""
+    """True if `loss` takes a batch of examples of several tasks, with a tensor (N,) of their tasks as the task.
+
+    A class with a loss of its own must say so for itself."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "loss" in vars(cls) and "mixes_tasks" not in vars(cls):
+            cls.mixes_tasks = False
 
     def begin(self, task: int, classes: Sequence[int] | None) -> None:
         """A task is about to be learned; classes are the numbers of its classes in the stream, if it has any."""
