@@ -1,6 +1,7 @@
 """From a trained network to a smaller, faster one: sparse inference, files, ONNX."""
 
-from powerprop.export.model import Exported, sparse
+from powerprop.export.exported import Exported
+from powerprop.export.model import sparse
 from powerprop.export.plan import Choice, Plan, choose
 
 __all__ = ["Choice", "Exported", "Plan", "choose", "sparse"]

@@ -61,6 +61,10 @@ class Call:
         bound.apply_defaults()
         return dict(bound.arguments)
 
+    def inputs(self, model: nn.Module) -> list[Tensor]:
+        """The arguments that are tensors, in the order of the model's `forward`."""
+        return [v for v in self.named(model).values() if isinstance(v, Tensor)]
+
 
 def _tuple(example: Any) -> tuple[Any, ...]:
     return tuple(example) if isinstance(example, (tuple, list)) else (example,)

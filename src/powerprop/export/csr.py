@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-__all__ = ["product", "to_csr"]
+__all__ = ["columns", "product", "rows", "to_csr"]
 
 
 def to_csr(matrix: Tensor) -> Tensor:
@@ -22,12 +22,24 @@ def to_csr(matrix: Tensor) -> Tensor:
         )
 
 
-def product(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """W x + b for columns x: (in, n) -> (out, n). A single column is a matrix-vector product, which is faster.
+def columns(x: Tensor, used: Tensor | None = None) -> Tensor:
+    """(n, in) as the columns that `product` takes: (in, n), or a vector if there is but one.
+
+    used: the inputs that have weights at all, if the others were left out of the matrix.
+    """
+    x = x if used is None else x.index_select(1, used)
+    return x[0] if len(x) == 1 else x.t()
+
+
+def rows(y: Tensor) -> Tensor:
+    """The way back from `columns`: (n, out), as a view."""
+    return y.unsqueeze(0) if y.dim() == 1 else y.t()
+
+
+def product(weight: Tensor, bias: Tensor, stacked: Tensor, x: Tensor) -> Tensor:
+    """W x + b for columns x: (in, n) -> (out, n), or for one vector, which is faster. The second bias is (out, 1).
 
     With the sparse matrix on the left the result comes as columns again, so that a chain of layers copies nothing;
     `F.linear(x, csr)` is several times slower.
     """
-    if x.shape[1] == 1:
-        return torch.addmv(bias, weight, x[:, 0]).unsqueeze(1)
-    return torch.addmm(bias.unsqueeze(1), weight, x)
+    return torch.addmv(bias, weight, x) if x.dim() == 1 else torch.addmm(stacked, weight, x)

@@ -1,7 +1,7 @@
 """Remove units that do nothing: exactly, with what they add as a constant folded into the next bias.
 
-    all incoming weights zero:  h_j = act(b_j) = c_j for every input, so that b' = b + W'_j c_j
-    all outgoing weights zero:  nothing reads h_j
+all incoming weights zero:  h_j = act(b_j) = c_j for every input, so that b' = b + W'_j c_j
+all outgoing weights zero:  nothing reads h_j
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from powerprop.export.calls import Call
 
-__all__ = ["UntraceableError", "Shapes", "fold_batch_norms", "is_pointwise", "module_of", "replace_module", "trace"]
+__all__ = ["Shapes", "UntraceableError", "fold_batch_norms", "is_pointwise", "module_of", "replace_module", "trace"]
 
 POINTWISE_LAYERS = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
@@ -109,7 +109,7 @@ def fold_batch_norms(network: fx.GraphModule) -> None:
         if layer is None or len(before.users) > 1 or calls[str(before.target)] > 1:
             continue
         if isinstance(layer, _ConvNd) and not isinstance(layer, _ConvTransposeNd):
-            replace_module(network, str(before.target), fuse_conv_bn_eval(layer, norm))  # type: ignore[type-var]
+            replace_module(network, str(before.target), fuse_conv_bn_eval(layer, norm))
         elif type(layer) is nn.Linear and isinstance(norm, nn.BatchNorm1d):
             replace_module(network, str(before.target), fuse_linear_bn_eval(layer, norm))
         else:

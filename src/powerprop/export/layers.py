@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from powerprop.export.csr import product, to_csr
+from powerprop.export.csr import columns, product, rows, to_csr
 
-__all__ = ["SparseConv", "SparseLinear", "matrix", "sparse_layer"]
+__all__ = ["SparseConv", "SparseLayer", "SparseLinear", "matrix", "sparse_layer"]
+
+FEW = 0.5
+"""With less than this part of its inputs in use, a linear layer on many inputs first picks those: turning rows into
+columns takes longer than a very sparse product."""
 
 BLOCK = 2**18
 """Unfolded numbers at a time: one megabyte of float32 stays in the cache between unfolding and the product."""
@@ -31,42 +36,52 @@ def matrix(layer: nn.Module) -> Tensor | None:
     return None
 
 
-def sparse_layer(layer: nn.Module) -> SparseLinear | SparseConv:
-    """The sparse form of a layer that has one."""
-    return SparseConv(layer) if isinstance(layer, _ConvNd) else SparseLinear(layer)
+def sparse_layer(layer: nn.Module, many: bool) -> SparseLayer:
+    """The sparse form of a layer that has one, for one input at a time or for many."""
+    return SparseConv(layer) if isinstance(layer, _ConvNd) else SparseLinear(layer, many)
 
 
-class SparseLinear(nn.Module):
-    """y = W x + b with W in CSR, for inputs of any number of dimensions."""
+class SparseLayer(nn.Module):
+    """W in CSR and b, as a vector and as a column."""
 
     weight: Tensor
     bias: Tensor
+    stacked: Tensor
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, weight: Tensor, bias: Any) -> None:
         super().__init__()
+        bias = bias.detach().clone() if isinstance(bias, Tensor) else weight.new_zeros(len(weight))
+        self.register_buffer("weight", to_csr(weight))
+        self.register_buffer("bias", bias)
+        self.register_buffer("stacked", bias.unsqueeze(1))
+
+
+class SparseLinear(SparseLayer):
+    """y = W x + b with W in CSR, for inputs of any number of dimensions."""
+
+    used: Tensor | None
+
+    def __init__(self, layer: nn.Module, many: bool) -> None:
         weight = matrix(layer)
         assert weight is not None
-        self.register_buffer("weight", to_csr(weight))
-        self.register_buffer("bias", _bias(layer, weight))
+        used = weight.detach().any(0).nonzero().squeeze(1)
+        few = many and len(used) < FEW * weight.shape[1]
+        super().__init__(weight[:, used] if few else weight, layer.bias)
+        self.register_buffer("used", used if few else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)"""
-        y = product(self.weight, self.bias, x.reshape(-1, x.shape[-1]).t())
-        return y.t().contiguous().view(*x.shape[:-1], -1)
+        y = product(self.weight, self.bias, self.stacked, columns(x.reshape(-1, x.shape[-1]), self.used))
+        return rows(y).contiguous().view(*x.shape[:-1], len(self.bias))
 
 
-class SparseConv(nn.Module):
+class SparseConv(SparseLayer):
     """A convolution as W_csr times the unfolded image: no unfolding for a 1x1 kernel of stride 1."""
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, layer: _ConvNd) -> None:
-        super().__init__()
         weight = matrix(layer)
         assert weight is not None
-        self.register_buffer("weight", to_csr(weight))
-        self.register_buffer("bias", _bias(layer, weight))
+        super().__init__(weight, layer.bias)
         self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
         self.padding: list[int] = layer._reversed_padding_repeated_twice
         self.mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -81,11 +96,12 @@ class SparseConv(nn.Module):
         group = max(1, BLOCK // (self.weight.shape[1] * max(1, math.prod(size))))
         for start in range(0, len(x), group):
             part, place = x[start : start + group], result[start : start + group]
-            columns = self._unfold(part, size)
+            unfolded = self._unfold(part, size)
             if len(part) == 1:
-                torch.addmm(self.bias.unsqueeze(1), self.weight, columns, out=place[0])
+                torch.addmm(self.stacked, self.weight, unfolded, out=place[0])
             else:
-                place.copy_(product(self.weight, self.bias, columns).view(len(self.bias), len(part), -1).transpose(0, 1))
+                outputs = torch.addmm(self.stacked, self.weight, unfolded)
+                place.copy_(outputs.view(len(self.bias), len(part), -1).transpose(0, 1))
         return result.view(len(x), len(self.bias), *size)
 
     def _length(self, i: int, length: int) -> int:
@@ -101,8 +117,3 @@ class SparseConv(nn.Module):
             (x.shape[1], *self.kernel, len(x), *size), (channels, *inside, n, *outside), x.storage_offset()
         )
         return view.reshape(self.weight.shape[1], -1)
-
-
-def _bias(layer: nn.Module, weight: Tensor) -> Tensor:
-    bias = layer.bias
-    return bias.detach().clone() if isinstance(bias, Tensor) else weight.new_zeros(len(weight))

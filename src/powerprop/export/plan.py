@@ -42,7 +42,8 @@ class Choice:
 class Plan:
     """The decisions of an export.
 
-    network: "dense" (as it was), "smaller" (batch norms folded, dead units removed, all layers dense) or "sparse".
+    network: "dense" (as it was), "smaller" (batch norms folded, dead units removed, all layers dense), "sparse" (the
+        layers that were faster alone) or "all sparse" (with the others too).
     traced: the whole network was one graph; else layers were replaced one by one in a copy.
     batch, threads: what was measured at.
     times: seconds of a call of each network that was tried.

@@ -70,14 +70,11 @@ class Reach:
 
     def layers(self) -> list[fx.Node]:
         """The layers whose units might go: linear ones, and convolutions over batches of images."""
-        found = []
-        for node in self.network.graph.nodes:
-            layer = module_of(self.network, node)
-            if is_layer(layer) and str(node.target) in self.free:
-                images = isinstance(layer, _ConvNd)
-                if not images or len(self.shapes[node]) == len(layer.kernel_size) + 2:
-                    found.append(node)
-        return found
+        nodes = [n for n in self.network.graph.nodes if str(n.target) in self.free]
+        return [n for n in nodes if self._has_units(module_of(self.network, n), self.shapes[n])]
+
+    def _has_units(self, layer: nn.Module | None, shape: torch.Size) -> bool:
+        return is_layer(layer) and (not isinstance(layer, _ConvNd) or len(shape) == len(layer.kernel_size) + 2)
 
     def readers(self, source: fx.Node) -> list[Reader]:
         """All layers that read the units of a layer; none if anything else reads them too."""
