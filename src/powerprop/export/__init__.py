@@ -1,7 +1,8 @@
 """From a trained network to a smaller, faster one: sparse inference, files, ONNX."""
 
 from powerprop.export.exported import Exported
-from powerprop.export.model import sparse
+from powerprop.export.files import Sizes
+from powerprop.export.model import load, sparse
 from powerprop.export.plan import Choice, Plan, choose
 
-__all__ = ["Choice", "Exported", "Plan", "choose", "sparse"]
+__all__ = ["Choice", "Exported", "Plan", "Sizes", "choose", "load", "sparse"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from powerprop.export.plan import Plan
@@ -69,24 +71,26 @@ class Exported(nn.Module):
     Arguments that were no tensors in the example (a task, say) are part of the network and must stay the same.
 
     plan: what was chosen and why; print it.
-    fixed: all arguments of the example by name, in the order of `forward`, if the network takes tensors alone.
+    arguments: of the example by name, in the order of `forward`, if the network takes the tensors among them alone.
     """
 
-    def __init__(self, network: nn.Module, plan: Plan, fixed: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, network: nn.Module, plan: Plan, arguments: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.network = network
         self.plan = plan
-        self._fast = isinstance(network, Fast)
-        self._all = None if fixed is None else tuple(fixed)
-        self._fixed = {n: v for n, v in (fixed or {}).items() if not isinstance(v, Tensor)}
+        # A bound method is found without the search that a submodule takes; hooks of a dense model still run.
+        self._answer = network.forward if isinstance(network, Fast) else network.__call__
+        self._all = None if arguments is None else tuple(arguments)
+        self._fixed = {n: v for n, v in (arguments or {}).items() if not isinstance(v, Tensor)}
+        self._direct = next((i for i, n in enumerate(arguments or ()) if n in self._fixed), len(arguments or ()))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the original network, up to rounding."""
-        if self._all is not None and (kwargs or len(args) != len(self._all)):
-            args, kwargs = self._tensors(args, kwargs), {}
-        elif self._fixed:
-            args = self._tensors(args, {})
-        return self.network.forward(*args) if self._fast else self.network(*args, **kwargs)
+        if self._all is None:
+            return self._answer(*args, **kwargs)
+        if kwargs or len(args) != self._direct or self._direct + len(self._fixed) < len(self._all):
+            args = self._tensors(args, kwargs)
+        return self._answer(*args)
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments that are inputs; the others must be those of the example."""
@@ -102,6 +106,14 @@ class Exported(nn.Module):
             if given.get(name, value) != value:
                 raise ValueError(f"exported for {name}={value!r}, called with {name}={given[name]!r}: export it again")
         return tuple(given[n] for n in self._all if n not in self._fixed)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Exported:
+        """A copy of its own; torch itself does not copy sparse matrices deeply."""
+        memo.update({id(buffer): buffer.clone() for buffer in self.buffers() if buffer.layout == torch.sparse_csr})
+        result = type(self).__new__(type(self))
+        memo[id(self)] = result
+        result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return result
 
     def train(self, mode: bool = True) -> Exported:
         """Refused: there is nothing here to train."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from powerprop.entries import count
 from powerprop.export.calls import Call, same
 from powerprop.export.draft import Draft, make_draft
 from powerprop.export.exported import Exported
+from powerprop.export.files import load as load_weights
+from powerprop.export.files import read
 from powerprop.export.layers import matrix, sparse_layer
 from powerprop.export.plan import MARGIN, SPARSE_ENOUGH, Choice, Plan, best_times, choose
 from powerprop.reparam import fold
 
-__all__ = ["sparse"]
+__all__ = ["load", "sparse"]
 
 
 @torch.no_grad()
@@ -37,11 +40,20 @@ def sparse(model: nn.Module, example: Any, *, plan: Plan | None = None, margin: 
         raise ValueError(f"margin must be in (0, 1], got {margin!r}")
     call = Call.of(example)
     dense = fold(copy.deepcopy(getattr(model, "_orig_mod", model))).eval().requires_grad_(False)
+    if matrix(dense) is not None:  # a single layer, which has no name of its own
+        dense = nn.Sequential(dense)
     draft = make_draft(dense, call)
     if plan is not None:
         return _followed(plan, dense, draft)
     choices = [_choice(name, layer, x, margin) for name, (layer, x) in _layers(draft).items()]
     return _fastest(dense, draft, call, choices, margin)
+
+
+def load(path: str | Path, model: nn.Module, example: Any) -> Exported:
+    """Read a file into a model and export it by the plan in the file; without a plan it is measured here."""
+    content = read(path)
+    load_weights(path, model)
+    return sparse(model, example, plan=content.plan)
 
 
 def _fastest(dense: nn.Module, draft: Draft, call: Call, choices: list[Choice], margin: float) -> Exported:
