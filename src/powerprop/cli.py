@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from powerprop import commands
 from powerprop.data import DataCorrupt, DataNotFound
 from powerprop.experiments import EXPERIMENTS, Experiment
 from powerprop.experiments.base import Findings, RunError
@@ -25,7 +26,7 @@ from powerprop.report.style import matplotlib
 from powerprop.train.log import TENSORBOARD
 from powerprop.train.parallel import default_workers
 
-INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
+INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError, *commands.ERRORS)
 """What the user can put right: shown as one line."""
 
 
@@ -124,6 +125,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "report": report,
     "results": results,
+    **commands.COMMANDS,
 }
 
 

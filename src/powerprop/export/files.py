@@ -20,7 +20,7 @@ from powerprop.export.encode import decode, encode
 from powerprop.export.plan import Plan
 from powerprop.files import FileError, write_atomically
 
-__all__ = ["Content", "Sizes", "TensorSize", "load", "read", "save", "write"]
+__all__ = ["FORMAT", "Content", "Sizes", "TensorSize", "check_fits", "load", "metadata_of", "read", "save", "write"]
 
 FORMAT = "powerprop-model-1"
 PARTS = ("dense", "bits", "gaps", "values")
@@ -83,7 +83,7 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     A damaged or foreign file, and a model with other names, shapes or types, are errors; the model stays as it was.
     """
     state = read(path).state
-    _check_fits(path, state, model.state_dict())
+    check_fits(path, state, model.state_dict())
     model.load_state_dict(state)
     return model
 
@@ -115,7 +115,7 @@ def read(path: str | Path) -> Content:
     """Read and check a file that `save` wrote, without a model."""
     content = Path(path).read_bytes()
     try:
-        metadata = _metadata(content)
+        metadata = metadata_of(content)
         if metadata.get("format") != FORMAT:
             raise FileError(f"{path}: expected a file of format {FORMAT!r}, got {metadata.get('format')!r}")
         tensors = from_safetensors(content)
@@ -132,7 +132,7 @@ def read(path: str | Path) -> Content:
         raise FileError(f"{path}: not a complete safetensors file of powerprop ({error})") from None
 
 
-def _metadata(content: bytes) -> dict[str, str]:
+def metadata_of(content: bytes) -> dict[str, str]:
     """The metadata of a safetensors file, which begins with the length of its JSON header."""
     length = int.from_bytes(content[:8], "little")
     if not 2 <= length <= len(content) - 8:
@@ -189,7 +189,8 @@ def _sizes(
     return sizes
 
 
-def _check_fits(path: str | Path, state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> None:
+def check_fits(path: str | Path, state: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> None:
+    """An error that names the file and the first differences, if a state dict is not of this model."""
     problems = [f"the model has no {name!r}" for name in state if name not in wanted]
     problems += [f"the file has no {name!r}" for name in wanted if name not in state]
     for name in (n for n in state if n in wanted):
