@@ -176,8 +176,7 @@ def test_the_rule() -> None:
 
 
 def test_the_rule_decides_by_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"fc1": (1.0, 0.1), "fc2": (1.0, 0.96)}
-    queue = iter(times.values())
+    queue = iter([(1.0, 0.1), (1.0, 0.96), (9.0, 5.0)])  # fc1, fc2, and the network once more
 
     def measured(calls: dict[str, object], device: object, seconds: float = 0.0) -> dict[str, float]:
         if "smaller" in calls:
@@ -193,6 +192,16 @@ def test_the_rule_decides_by_the_measured_times(monkeypatch: pytest.MonkeyPatch)
         ("fc2", "dense", 1.0, 0.96),
     ]
     assert (made.network, made.batch, made.margin, made.speedup) == ("sparse", 3, 0.95, 1.8)
+
+
+def test_a_network_that_was_fast_only_once_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(calls: dict[str, object], device: object, seconds: float = 0.0) -> dict[str, float]:
+        return {n: 1.0 if n == "dense" else (2.0 if seconds == 0.1 else 0.5) for n in calls}
+
+    monkeypatch.setattr(model, "best_times", measured)
+    made = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](3)).plan
+    assert made.network == "dense"
+    assert made.speedup == 1.0
 
 
 def test_layers_that_are_not_sparse_are_not_measured() -> None:

@@ -19,6 +19,7 @@ from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, Schedule, cosine, moment
 from powerprop.sparsify.base import Method, active, set_mask, share, top_among, whole
+from powerprop.sparsify.pattern import fill
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -79,6 +80,12 @@ class SET(Method):
         """Whom to grow: the largest in magnitude; a grown weight has the opposite sign. Here at random."""
         return self.random(optimizer.masters[name].param, -1.0)
 
+    def refill(self, kept: Tensor, against: Tensor, wanted: int, old: Tensor) -> Tensor:
+        """The survivors and that many others; under a pattern each group gets back what it lost."""
+        if self.pattern is None or count(old) == old.numel():
+            return kept | top_among(against, ~kept, wanted)
+        return fill(kept, against.abs(), self.pattern)
+
     # --- the mask update ------------------------------------------------------------------------------------------
 
     def before_step(self, optimizer: Powerprop) -> bool:
@@ -103,7 +110,7 @@ class SET(Method):
         master = optimizer.masters[name]
         old = active(master)
         against = self.growth(optimizer, name)
-        new = kept | top_among(against, ~kept, count)
+        new = self.refill(kept, against, count, old)
         if master.alpha == 1:
             set_mask(optimizer, name, new)
             return
