@@ -29,6 +29,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sparsify.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/infer.py
+	$(BIN)/python benchmarks/export.py
 
 results: $(READY)  ## every experiment at the cpu preset, its figures and tables into docs/results
 	$(BIN)/powerprop results --preset cpu --out $(OUT) --docs docs/results
