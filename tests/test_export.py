@@ -469,6 +469,21 @@ def test_models_that_are_not_one_graph_say_so() -> None:
     assert "layer by layer, batch norms and dead units stay: the model is not one graph" in str(fast.plan)
 
 
+@pytest.mark.usefixtures("sparse_wins")
+@pytest.mark.parametrize("named", [False, True])
+def test_a_transformer_of_hugging_face(named: bool) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=16, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    net = GPT2LMHeadModel(config).eval()
+    pp.prune(net, 0.9, where=["*.c_attn.weight", "*.c_proj.weight", "*.c_fc.weight"])
+    ids = torch.randint(0, 16, (2, 5), generator=seeded())
+    fast = pp.export.sparse(net, {"input_ids": ids} if named else ids)
+    assert sum(c.form == "sparse" for c in fast.plan.choices) == 4
+    with torch.no_grad():
+        torch.testing.assert_close(fast(input_ids=ids).logits, net(ids).logits, rtol=1e-4, atol=1e-5)
+
+
 def test_random_numbers_are_not_frozen_into_a_graph() -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
