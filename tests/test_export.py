@@ -19,7 +19,9 @@ import powerprop as pp
 from powerprop.continual import make_task
 from powerprop.export import Choice, Exported, Plan, choose, model, plan
 from powerprop.export.calls import Call
+from powerprop.export.csr import columns, product, rows
 from powerprop.export.dead import remove_dead_units
+from powerprop.export.exported import Fast
 from powerprop.export.graph import fold_batch_norms, trace
 from powerprop.export.layers import SparseConv, SparseLinear, sparse_layer
 from powerprop.models import conv6, lenet_300_100, mlp, resnet20, wrn_22_2
@@ -384,6 +386,15 @@ def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool) -> None:
         x = torch.randn(shape)
         torch.testing.assert_close(mine(x), layer(x))
         assert mine(x).is_contiguous()
+
+
+@pytest.mark.usefixtures("sparse_wins")
+def test_activations_stay_columns_between_sparse_layers() -> None:
+    fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
+    network = fast.network
+    assert isinstance(network, Fast)
+    called = [node.target for node in network.graph.graph.nodes if node.op.startswith("call")]
+    assert called == ["flatten", columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous"]
 
 
 def test_no_warning_reaches_the_user() -> None:
