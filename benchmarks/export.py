@@ -19,7 +19,7 @@ import onnxruntime
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 import powerprop as pp
 from powerprop.export.plan import best_times
@@ -27,6 +27,10 @@ from powerprop.models import conv6, lenet_300_100, mlp, resnet20
 
 LIMITS = {64: {0.9: 2.0, 0.95: 3.0, 0.98: 6.0, 0.99: 10.0}, 1: {0.9: 1.1, 0.95: 1.4, 0.98: 2.5, 0.99: 3.5}}
 """By batch and sparsity: how many times faster than dense PyTorch a fully connected network must be."""
+
+
+WRITTEN: dict[tuple[str, tuple[int, ...]], bytes] = {}
+"""ONNX files by network and shape: they take longer to write than all else here."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def measure(case: Case, seconds: float) -> tuple[dict[str, float], str]:
     pp.prune(net, case.sparsity)
     x = torch.rand(case.batch, *case.shape, generator=seeded())
     fast = pp.export.sparse(net, x)
-    session = dense_onnx(case.make(), x)
+    session = dense_onnx(case.name, case.make, tuple(x.shape))
     feed = {session.get_inputs()[0].name: x.numpy()}
     calls = {"dense": lambda: net(x), "onnx": lambda: session.run(None, feed), "exported": lambda: fast(x)}
     with torch.no_grad():
@@ -81,15 +85,17 @@ def measure(case: Case, seconds: float) -> tuple[dict[str, float], str]:
         return best_times(calls, torch.device("cpu"), seconds), fast.plan.network
 
 
-def dense_onnx(net: nn.Module, x: Tensor) -> onnxruntime.InferenceSession:
+def dense_onnx(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...]) -> onnxruntime.InferenceSession:
     """The same network before pruning: a pruned one would be written without its dead units."""
     onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "net.onnx"
-        pp.export.onnx(net, x, path)
-        return onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    if (name, shape) not in WRITTEN:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "net.onnx"
+            pp.export.onnx(make(), torch.rand(shape, generator=seeded()), path)
+            WRITTEN[name, shape] = path.read_bytes()
+    return onnxruntime.InferenceSession(WRITTEN[name, shape], options, providers=["CPUExecutionProvider"])
 
 
 def main() -> int:
