@@ -29,6 +29,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sparsify.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/infer.py
+	$(BIN)/python benchmarks/export.py
 
 chaos: $(READY)  ## kills, full disks, damaged files, two processes on one folder: does the same command always go on?
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reliability/chaos.py $(CHAOS)
