@@ -128,7 +128,7 @@ def test_export_dense_needs_no_network(net: nn.Module, file: Path) -> None:
 
 
 def test_bench_model(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "latency.png"
+    picture = tmp_path / "latency.svg"
     arguments = ["--model", LENET, "--shape", 784, "--batches", 1, 4, "--picture", picture]
     assert run("bench-model", file, *arguments) == 0
     shown = capsys.readouterr().out
@@ -161,7 +161,7 @@ def test_a_network_of_the_current_folder(file: Path, tmp_path: Path, monkeypatch
         (["export", "{file}", "--model", "powerprop.models:net"], "has no attribute 'net'"),
         (["export", "{file}", "--model", LENET], "--shape must be the positive sizes of one input"),
         (["export", "{file}", "--model", "powerprop.models:resnet20", "--shape", "784"], "is of another model"),
-        (["bench-model", "{file}", "--model", LENET, "--shape", "784", "--picture", "x.gif"], "is written as .png"),
+        (["bench-model", "{file}", "--model", LENET, "--shape", "784", "--picture", "x.gif"], "is written as .svg"),
         (["bench-model", "{file}", "--model", LENET, "--shape", "784", "--batches"], "needs at least one number"),
     ],
 )  # fmt: skip

@@ -30,12 +30,12 @@ def bench_model(
         model: package.module:function that makes the network.
         shape: of one input, without the batch: 784, or 3 32 32.
         batches: how many inputs at a time.
-        picture: a .png to draw.
+        picture: an .svg to draw.
     """
     if not batches:
         raise CommandError("--batches needs at least one number, got none")
-    if picture is not None and picture.suffix != ".png":
-        raise CommandError(f"--picture is written as .png, got {picture}")
+    if picture is not None and picture.suffix != ".svg":
+        raise CommandError(f"--picture is written as .svg, got {picture}")
     network, console = filled(model, read_state(file)), Console()
     plans = {n: exporting.sparse(network, example(network, shape, n)).plan for n in batches}
     threads = next(iter(plans.values())).threads
