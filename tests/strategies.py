@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import (
+    HAT,
     Classification,
     EfficientPackNet,
     Elbo,
@@ -41,6 +42,7 @@ class Row(NamedTuple):
 
 
 STRATEGIES: dict[str, Row] = {
+    "hat": Row(HAT, {}, masks=True),
     "naive": Row(Naive, {}),
     "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
     "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),

@@ -9,6 +9,7 @@ learner.predict(x)                   # the task is inferred
 from powerprop.continual.boundaries.changepoint import ChangePointDetector
 from powerprop.continual.boundaries.finder import BoundaryFinder
 from powerprop.continual.combine import combine
+from powerprop.continual.hat import HAT
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.now import Rehearsal, Stateful
@@ -26,6 +27,7 @@ from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make
 
 __all__ = [
     "GRID",
+    "HAT",
     "INFERENCES",
     "SCENARIOS",
     "STRATEGIES",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual import saving
+from powerprop.continual.hat import HAT
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
@@ -19,9 +20,10 @@ from powerprop.continual.strategy import Naive, Strategy
 __all__ = ["STRATEGIES", "load_learner"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
+    "EfficientPackNet": EfficientPackNet,
+    "HAT": HAT,
     "Naive": Naive,
     "PackNet": PackNet,
-    "EfficientPackNet": EfficientPackNet,
 }
 """Adding a method adds a row here."""
 
