@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import (
+    GPM,
     HAT,
+    OWM,
     Classification,
     EfficientPackNet,
     Elbo,
@@ -42,8 +44,10 @@ class Row(NamedTuple):
 
 
 STRATEGIES: dict[str, Row] = {
+    "gpm": Row(GPM, {"threshold": 0.9}, alphas=(1.0,)),
     "hat": Row(HAT, {}, masks=True),
     "naive": Row(Naive, {}),
+    "owm": Row(OWM, {}, alphas=(1.0,)),
     "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
     "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
 }

@@ -20,15 +20,18 @@ from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
 from powerprop.continual.packing.search import GRID, sparsest
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks
+from powerprop.continual.project import GPM, OWM
 from powerprop.continual.registry import STRATEGIES, load_learner
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Naive, Strategy
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 
 __all__ = [
+    "GPM",
     "GRID",
     "HAT",
     "INFERENCES",
+    "OWM",
     "SCENARIOS",
     "STRATEGIES",
     "Accuracies",

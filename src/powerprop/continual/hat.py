@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from powerprop.continual.gates import Gates, put_gates
 from powerprop.continual.holding import Holder
+from powerprop.continual.layers import own_layers
 from powerprop.continual.objective import Model
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.reach import units_seen
@@ -113,12 +114,8 @@ class HAT(Strategy):
             self.optimizer.masters.setdefault(name, Master(name, parameter, 1.0))
 
     def _layers(self, task: int | None) -> dict[str, nn.Module]:
-        """The layers that all tasks share (None), or those of a task's head, whose weights are no others' too."""
-        named = dict(self.model.named_parameters())
-        weights = [id(each) for m in self.model.modules() for each in m._parameters.values()]
-        found = {n: m for n, m in self.model.named_modules() if isinstance(m, LAYERS) and getattr(m, "groups", 1) == 1}
-        own = {n: m for n, m in found.items() if f"{n}.weight" in named and weights.count(id(m.weight)) == 1}
-        return {n: m for n, m in own.items() if self.head_of(f"{n}.") == task and m.weight.requires_grad}
+        """The layers that all tasks share (None), or those of a task's head."""
+        return {n: m for n, m in own_layers(self.model, LAYERS).items() if self.head_of(f"{n}.") == task}
 
     def _protected(self) -> dict[str, nn.Parameter]:
         """Weights and biases of the shared layers by name."""

@@ -9,22 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from powerprop.continual.layers import channels
 from powerprop.continual.task import drawing_from
 
-__all__ = ["channels", "units_seen"]
+__all__ = ["units_seen"]
 
 PROBES = (torch.nan, 1.0, -1.0)
 """A unit is seen where one of these in its place changes something: NaN gets through all arithmetic, the numbers
 through comparisons."""
 ROWS = 256
 """Units that are looked at in one pass, a row of the batch for each."""
-
-
-def channels(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """Inputs or outputs of a linear or convolutional layer as (rows, places, units)."""
-    if isinstance(layer, nn.Linear):
-        return tensor.reshape(len(tensor), -1, tensor.shape[-1])
-    return tensor.flatten(2).transpose(1, 2)
 
 
 @torch.no_grad()

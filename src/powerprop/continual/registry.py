@@ -15,14 +15,17 @@ from powerprop.continual.hat import HAT
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
+from powerprop.continual.project import GPM, OWM
 from powerprop.continual.strategy import Naive, Strategy
 
 __all__ = ["STRATEGIES", "load_learner"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "EfficientPackNet": EfficientPackNet,
+    "GPM": GPM,
     "HAT": HAT,
     "Naive": Naive,
+    "OWM": OWM,
     "PackNet": PackNet,
 }
 """Adding a method adds a row here."""
