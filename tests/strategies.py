@@ -21,6 +21,7 @@ from powerprop.continual import (
     PackNet,
     Regression,
     Strategy,
+    SupSup,
 )
 
 FEATURES = 8
@@ -50,6 +51,7 @@ STRATEGIES: dict[str, Row] = {
     "owm": Row(OWM, {}, alphas=(1.0,)),
     "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
     "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+    "supsup": Row(SupSup, {}, alphas=(1.0,), masks=True),
 }
 """Adding a method adds a row here."""
 

@@ -24,6 +24,7 @@ from powerprop.continual.project import GPM, OWM
 from powerprop.continual.registry import STRATEGIES, load_learner
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Naive, Strategy
+from powerprop.continual.supsup import SupSup
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Stateful",
     "Strategy",
     "Subnetworks",
+    "SupSup",
     "Task",
     "TaskMasks",
     "accuracy_on",

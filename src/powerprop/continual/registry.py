@@ -17,6 +17,7 @@ from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.packnet import EfficientPackNet, PackNet
 from powerprop.continual.project import GPM, OWM
 from powerprop.continual.strategy import Naive, Strategy
+from powerprop.continual.supsup import SupSup
 
 __all__ = ["STRATEGIES", "load_learner"]
 
@@ -27,6 +28,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "Naive": Naive,
     "OWM": OWM,
     "PackNet": PackNet,
+    "SupSup": SupSup,
 }
 """Adding a method adds a row here."""
 
