@@ -120,7 +120,7 @@ class HAT(Strategy):
     def _protected(self) -> dict[str, nn.Parameter]:
         """Weights and biases of the shared layers by name."""
         both = [(f"{n}.{kind}", getattr(m, kind)) for n, m in self.layers.items() for kind in ("weight", "bias")]
-        return {name: parameter for name, parameter in both if parameter is not None}
+        return {name.lstrip("."): parameter for name, parameter in both if parameter is not None}
 
     # --- the verbs of a strategy --------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class Projection(Strategy):
         self._holder.hold(self._projected(), None)
 
     def _projected(self) -> set[str]:
-        return {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
+        return {f"{name}.{kind}".lstrip(".") for name in self.layers for kind in ("weight", "bias")}
 
     def _remember_weights(self, *_: Any) -> None:
         known = [name for name in self.layers if name in self.directions.matrix]
