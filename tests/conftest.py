@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from pictures import write_tiny
 from powerprop.data import DataNotFound, Images, load
@@ -71,3 +72,11 @@ def at_pictures(pictures_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`pictures_root`, where the data of the test are found."""
     monkeypatch.setenv("POWERPROP_DATA", str(pictures_root))
     return pictures_root
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """torch refuses algorithms that are not deterministic."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

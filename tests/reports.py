@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from powerprop.report import Cell, Column, Curve, Table
+from powerprop.report import Column, Curve, Mean, Table
 
 HOSTILE = '<script>alert("x")</script> & | *bold*'
 KEPT = np.geomspace(0.01, 1.0, 20)
@@ -17,5 +17,5 @@ def curve(alpha: float | None = 2.0, seeds: int = 3) -> Curve:
 
 def accuracy_table() -> Table:
     columns = ["method", Column("accuracy (%)", best="max", percent=True, digits=1), Column("paper", paper=True)]
-    rows = [["α = 1", Cell.of([0.5, 0.6]), 55.1], ["α = 2", Cell.of([0.7, 0.8]), None]]
+    rows = [["α = 1", Mean.of([0.5, 0.6]), 55.1], ["α = 2", Mean.of([0.7, 0.8]), None]]
     return Table("MNIST", columns, rows, "At 2%.")

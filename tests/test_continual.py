@@ -306,3 +306,13 @@ def test_tasks_are_inferred_in_every_precision(how: str, dtype: torch.dtype) -> 
         x, y = toy_task(index).train()
         ours.learn(make_task((x.to(dtype), y), index=index))
     assert ours.predict(toy_task(1).test().x.to(dtype), method=how).task.unique().numel() == 1  # type: ignore[call-arg]
+
+
+@every_masking
+@both_alphas
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_algorithms(method: str, alpha: float) -> None:
+    ours = learner(method, alpha=alpha)
+    for t in range(3):
+        ours.learn(toy_task(t))
+    assert len(ours.predict(toy_task(1).test().x).label) == 128

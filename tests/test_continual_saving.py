@@ -131,7 +131,7 @@ def test_loading_refuses_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"fc1\.weight': \(32, 12\).*this one has .*\(40, 12\)"):
         learner(model=toy_model(width=40)).load(path)
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="not a complete safetensors file"):
+    with pytest.raises(ValueError, match="learner.safetensors is damaged: its content does not have the checksum"):
         ours.load(path)
 
 
@@ -139,7 +139,7 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"w": torch.zeros(1)}, tmp_path / "x")
-    with pytest.raises(ValueError, match=rf"is not a saved learner: expected '{FORMAT}' in its header, got \[\]"):
+    with pytest.raises(ValueError, match=f"expected a file of format '{FORMAT}', got None"):
         learner().load(tmp_path / "x")
 
 

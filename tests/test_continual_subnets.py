@@ -132,6 +132,7 @@ def test_the_statistics_of_a_head_are_those_of_its_task() -> None:
 
 
 @decaying
+@pytest.mark.filterwarnings("ignore:not chosen as weights")
 def test_buffers_of_any_kind_freeze(optimizer: str) -> None:
     last = nn.utils.parametrizations.spectral_norm(nn.Linear(32, CLASSES))
     ours = learner(optimizer=optimizer, model=nn.Sequential(layers(nn.BatchNorm1d(32))[0], nn.ReLU(), seeded(last)))

@@ -131,7 +131,7 @@ def test_a_partial_training_set_is_labelled(tmp_path: Path) -> None:
     x = np.random.RandomState(0).randint(0, 256, (5, 32, 32, 3)).astype(np.uint8)
     y = np.arange(5, dtype=np.uint8)
     sums = (md5(np.ascontiguousarray(x.transpose(0, 3, 1, 2)).tobytes()), md5(y.tobytes()))
-    source = fake_cifar(CIFAR100, tmp_path, partial_md5=sums)
+    source = fake_cifar(CIFAR100, tmp_path, partial_md5=sums, partial_rows=5)
     np.savez(tmp_path / source.partial, x=x, fine=y, coarse=y)
     assert load_cifar(source, tmp_path).note == ""
     (tmp_path / "cifar-100-python/train").unlink()
@@ -142,3 +142,16 @@ def test_a_partial_training_set_is_labelled(tmp_path: Path) -> None:
     assert len(images.test_x) == 4
     with pytest.raises(DataCorrupt, match="its labels has the md5"):
         load_cifar(source._replace(partial_md5=(sums[0], "0" * 32)), tmp_path)
+
+
+def test_a_partial_set_is_read_no_farther_than_its_rows(tmp_path: Path) -> None:
+    source = fake_cifar(CIFAR100, tmp_path, partial_rows=5)
+    (tmp_path / "cifar-100-python/train").unlink()
+    path = tmp_path / source.partial
+    np.savez_compressed(path, x=np.zeros((10**4, 32, 32, 3), np.uint8), fine=np.zeros(10**4, np.uint8))
+    with pytest.raises(DataCorrupt, match=r"its array 'x' cannot be read \('x' is longer than 19,456 bytes\)"):
+        load_cifar(source, tmp_path)
+    for content in (b"", path.read_bytes()[:-30], b"PK" + bytes(100)):
+        path.write_bytes(content)
+        with pytest.raises(DataCorrupt, match="its array 'x' cannot be read"):
+            load_cifar(source, tmp_path)

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def idx_contents(n_train: int = 6, n_test: int = 4) -> list[bytes]:
 
 def idx_source(contents: list[bytes], **changes: object) -> IdxSource:
     files = tuple(
-        IdxFile(file.name, md5(content), md5(gzip.compress(content, mtime=0)))
+        IdxFile(file.name, md5(content), len(content), md5(packed := gzip.compress(content, mtime=0)), len(packed))
         for file, content in zip(MNIST.files, contents, strict=True)
     )
     return MNIST._replace(files=files, wheel="", mirrors=())._replace(**changes)
@@ -69,7 +70,7 @@ def test_idx_round_trip(tmp_path_factory: pytest.TempPathFactory, array: np.ndar
     content = idx_bytes(array)
     path = tmp_path_factory.mktemp("idx") / ("a.gz" if compress else "a")
     path.write_bytes(gzip.compress(content) if compress else content)
-    assert np.array_equal(read_idx(path, md5(content)), array)
+    assert np.array_equal(read_idx(path, IdxFile("a", md5(content), len(content))), array)
 
 
 def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,37 @@ def test_a_truncated_file_is_named_with_both_sums(tmp_path: Path, compress: bool
     assert md5(contents[0]) in text
     assert md5(path.read_bytes()) in text
     assert f"{path.stat().st_size:,} bytes" in text
-    assert "load again to have it downloaded" in text
+    assert text.endswith("Put an intact copy in its place.")
+
+
+def test_only_what_we_downloaded_may_be_deleted(tmp_path: Path) -> None:
+    contents = idx_contents()
+    write_idx(tmp_path / "cache/powerprop/MNIST/raw", [content[:-1] for content in contents])
+    with pytest.raises(DataCorrupt, match="Delete it and load again to have it downloaded"):
+        load_idx(idx_source(contents))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_no_more_is_read_than_there_should_be(tmp_path: Path, compress: bool) -> None:
+    """A gzip file of 100 kB that holds 100 MB: refused after the few bytes that were expected."""
+    contents = idx_contents()
+    write_idx(tmp_path / "MNIST/raw", [bytes(10**8), *contents[1:]], compress)
+    tracemalloc.start()
+    with pytest.raises(DataCorrupt, match=r"longer than the 4,720 bytes expected|the file has the md5"):
+        load_idx(idx_source(contents), tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+
+
+def test_a_download_is_read_no_farther_than_its_size(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(bytes(10**8))
+    tracemalloc.start()
+    failures = fetch([(tmp_path / "there").as_uri()], tmp_path / "here", md5(b"x"), 1000)
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+    assert failures == [
+        f"{(tmp_path / 'there').as_uri()}: the download is longer than the 1,000 bytes of the published file"
+    ]
 
 
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -165,7 +196,7 @@ def test_download_goes_to_the_given_root(tmp_path: Path) -> None:
 
 def test_a_wrong_download_is_refused(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"something else")
-    failures = fetch([(tmp_path / "there").as_uri()], tmp_path / "here", md5(b"what was expected"))
+    failures = fetch([(tmp_path / "there").as_uri()], tmp_path / "here", md5(b"what was expected"), 99)
     assert failures == [
         f"{(tmp_path / 'there').as_uri()}: the download has the md5 {md5(b'something else')}, "
         f"expected {md5(b'what was expected')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +138,12 @@ def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     [
         ({"a.jpg": b"x"}, "'a' has no label beside it"),
         ({"a.cls": b"1"}, "'a' has no picture beside it"),
-        ({"a.jpg": b"x", "a.cls": b"goldfish"}, "the label of 'a.cls' must be a number, got b'goldfish'"),
+        ({"a.jpg": b"x", "a.cls": b"9" * 5000}, "must be a number below 2,147,483,648, got b'99999999999999999999'"),
+        ({"a.txt": b"x"}, r"bad.tar .* cannot be used: it holds no picture .* Put an intact copy in its place"),
+        (
+            {"a.jpg": b"x", "a.cls": b"goldfish"},
+            "the label of 'a.cls' must be a number below 2,147,483,648, got b'goldfish'",
+        ),
     ],
 )
 def test_bad_shards_are_named(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
@@ -152,13 +158,55 @@ def test_bad_shards_are_named(tmp_path: Path, members: dict[str, bytes], message
 def test_broken_files_are_named(tmp_path: Path, shards: Shards) -> None:
     path = tmp_path / "half.tar"
     path.write_bytes(Path(shards.paths[0]).read_bytes()[:700])
-    with pytest.raises(DataCorrupt, match=r"half.tar \(700 bytes\) is not as published: it is not a whole"):
+    with pytest.raises(DataCorrupt, match=r"half.tar \(700 bytes\) cannot be used: it is not a whole"):
         Shards([path])
     Path(shards.paths[2]).write_bytes(b"")
     with pytest.raises(DataCorrupt, match="it ends before its picture 11"):
         shards.read(11)
     with pytest.raises(ValueError, match="expected at least one tar file, got none"):
         Shards([])
+
+
+def test_an_entry_too_large_for_a_picture_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.tar"
+    with tarfile.open(path, "w") as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 2**40
+        tar.addfile(info)
+    with pytest.raises(DataCorrupt, match=r"'a\.jpg' has 1,099,511,627,776 bytes, a picture at most 67,108,864"):
+        Shards([path])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda old: old[: len(old) // 2],
+        lambda old: b"",
+        lambda old: b"null",
+        lambda old: b"\xff\xfe\n",
+        lambda old: old.replace(b"[[", b"[[9"),
+        lambda old: old[:-1] + b" ",
+    ],
+)
+def test_a_damaged_list_in_the_cache_is_made_again(
+    shards: Shards, tmp_path: Path, content: Callable[[bytes], bytes]
+) -> None:
+    folder = tmp_path / "cache/powerprop/shards"
+    whole = {cached: cached.read_bytes() for cached in folder.iterdir()}
+    for cached, old in whole.items():
+        cached.write_bytes(content(old))
+    again = Shards([Path(path) for path in shards.paths])
+    assert torch.equal(again.offsets, shards.offsets)
+    assert again.labels.tolist() == list(range(12))
+    assert {cached: cached.read_bytes() for cached in folder.iterdir()} == whole
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
+    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(Shards([Path(path) for path in shards.paths])) == 12
 
 
 def test_missing_pictures_say_where_they_belong(tmp_path: Path) -> None:
@@ -249,5 +297,5 @@ def test_bad_batches_are_refused(pictures_root: Path) -> None:
 def test_a_broken_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").write_bytes(b"not a picture")
-    with pytest.raises(ValueError, match="picture 0 of 1 cannot be decoded"):
+    with pytest.raises(ValueError, match=r"a/1\.jpg cannot be decoded \(.*\); put an intact copy in its place"):
         next(PictureBatches(Folder(tmp_path), 1, 8, 0))

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from powerprop.data import DataCorrupt, DataNotFound
-from powerprop.data.notmnist import idx_bytes, load_notmnist
+from powerprop.data.duplicates import has_near_duplicate
+from powerprop.data.notmnist import idx_bytes, load_notmnist, split_rows
+from powerprop.data.pictures import MAX_BYTES, decode
 from powerprop.data.sources import NOTMNIST, TINY_IMAGENET_10, FolderSource, IdxFile
 from powerprop.data.tiny import load_tiny
 
@@ -47,13 +49,13 @@ def test_notmnist_is_made_from_its_archive(tmp_path: Path) -> None:
     x = idx_bytes(np.stack([letters[name] for name in names]))
     y = idx_bytes(np.array(["AB".index(name[0]) for name in names], np.uint8))
     source = NOTMNIST._replace(
-        files=tuple(IdxFile(f.name, md5(data), "") for f, data in zip(NOTMNIST.files, (x, y), strict=True)),
+        files=tuple(IdxFile(f.name, md5(data), len(data)) for f, data in zip(NOTMNIST.files, (x, y), strict=True)),
         mirrors=(archive.as_uri(),),
         archive_sha256=hashlib.sha256(archive.read_bytes()).hexdigest(),
     )
     images = load_notmnist(source, tmp_path / "root")
     assert len(images.train_x) + len(images.test_x) == 41
-    assert 4 <= len(images.test_x) <= 5
+    assert len(images.test_x) == 4
     assert "there is no official one" in images.note
     train, test = ({row.numpy().tobytes() for row in part} for part in (images.train_x, images.test_x))
     assert not train & test
@@ -113,3 +115,52 @@ def test_tiny_imagenet_is_taken_out_of_its_archive(tmp_path: Path) -> None:
 def test_tiny_imagenet_missing(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match="tiny-imagenet-200.zip into .* and load again"):
         load_tiny(TINY_IMAGENET_10, tmp_path, download=False)
+
+
+def test_a_file_too_large_for_a_picture_is_not_read(tmp_path: Path) -> None:
+    source = tiny_source(tmp_path / "tiny-imagenet-10")
+    large = tmp_path / "tiny-imagenet-10/val/n01/val_n01.JPEG"
+    with open(large, "wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(DataCorrupt, match=r"val_n01\.JPEG .* cannot be used: a picture has at most 67,108,864 bytes"):
+        load_tiny(source, tmp_path)
+
+
+def test_a_picture_of_too_many_pixels_is_no_picture() -> None:
+    image = pytest.importorskip("PIL.Image")
+    buffer = io.BytesIO()
+    image.new("1", (20_000, 20_000)).save(buffer, "PNG")
+    with pytest.raises(OSError, match="not a picture that can be decoded"):
+        decode(buffer.getvalue(), "L")
+
+
+# --- near-duplicates --------------------------------------------------------------------------------------------------
+
+
+def test_near_duplicates_by_hand() -> None:
+    """Four pixels each; the limit of 10 is a sum of squares of 400."""
+    chain, apart, copy = [[0, 0, 0, 0], [20, 0, 0, 0], [21, 0, 0, 0]], [[90, 90, 0, 0], [0, 0, 90, 90]], [7, 7, 7, 200]
+    x = np.array([*chain, *apart, copy, copy], np.uint8).reshape(-1, 2, 2)
+    assert has_near_duplicate(x).tolist() == [True, True, True, False, False, True, True]
+    assert has_near_duplicate(x[[0, 2, 3]]).tolist() == [False, False, False], "441 is more than 400"
+
+
+@pytest.mark.parametrize("limit", [0.0, 20.0, 60.0])
+def test_near_duplicates_are_those_that_a_comparison_of_all_finds(limit: float) -> None:
+    random = np.random.RandomState(1)
+    x = random.randint(0, 256, (1500, 3)).astype(np.uint8)
+    x[700] = x[3]
+    apart = ((x[:, None].astype(np.int64) - x[None]) ** 2).sum(2) <= limit**2 * 3
+    assert np.array_equal(has_near_duplicate(x, limit), apart.sum(1) > 1)
+
+
+def test_no_near_duplicate_is_on_both_sides() -> None:
+    near = np.random.RandomState(0).rand(1000) < 0.3
+    train, test = split_rows(near)
+    assert sorted([*train.tolist(), *test.tolist()]) == list(range(1000))
+    assert len(test) == 100
+    assert not near[test].any()
+    assert near[train].tolist() == sorted(near[train].tolist(), reverse=True), "those with near-duplicates come first"
+    again = split_rows(near)
+    assert torch.equal(again[0], train)
+    assert torch.equal(again[1], test)

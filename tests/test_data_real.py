@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from powerprop.data import Images, mean_std, split
+from powerprop.data.duplicates import NEAR
 
 Get = Callable[[str], Images]
 
@@ -66,10 +67,18 @@ def test_notmnist(real_data: Get) -> None:
     assert len(images.train_x) + len(images.test_x) == 18_724
     both = torch.cat([images.train_y, images.test_y])
     assert counts(both) == [1872, 1873, 1873, 1873, 1873, 1872, 1872, 1872, 1872, 1872]
-    assert 1_750 < len(images.test_x) < 1_950
+    assert len(images.test_x) == 1_872
     train, test = ({row.numpy().tobytes() for row in x} for x in (images.train_x, images.test_x))
     assert not train & test
     assert len(train | test) == 18_232
+    splits = images.split_validation(5000)
+    for part, others in ((splits.test.x, images.train_x), (splits.validation.x, splits.train.x)):
+        assert nearest(part[::25], others) > NEAR
+
+
+def nearest(some: torch.Tensor, others: torch.Tensor) -> float:
+    """The smallest root mean square difference between images of the two, in grey levels."""
+    return float(torch.cdist(some.flatten(1).double(), others.flatten(1).double()).min()) / 28
 
 
 def test_tiny_imagenet_10(real_data: Get) -> None:

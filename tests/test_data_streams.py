@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerprop.data import Images, normalise, permuted, split
+from powerprop.data import Images, normalise, permuted, rotated, split
+from powerprop.data.rotated import rotate, task_fraction
 from powerprop.data.streams import pixel_order
 
 
@@ -119,3 +120,61 @@ def test_bad_input_is_named() -> None:
             split(toy(), bad)
     with pytest.raises(ValueError, match="n_last must be .* got 5000"):
         permuted(toy(), 1, seed=0)
+
+
+# --- rotated images ---------------------------------------------------------------------------------------------------
+
+
+def test_a_quarter_turn_by_hand() -> None:
+    x = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=torch.uint8).view(1, 1, 3, 3)
+    assert rotate(x, 90).view(3, 3).tolist() == [[3, 6, 9], [2, 5, 8], [1, 4, 7]]
+    assert torch.equal(rotate(x, 180), x.rot90(2, (2, 3)))
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (6, 6), (5, 9)])
+def test_turning_there_and_back(shape: tuple[int, int]) -> None:
+    x = torch.randint(0, 256, (5, 2, *shape), generator=torch.Generator().manual_seed(0)).byte()
+    assert torch.equal(rotate(x, 180), x.flip(2, 3))
+    assert torch.equal(rotate(x, 360), x)
+    if shape[0] == shape[1]:
+        assert torch.equal(rotate(x, 270), x.rot90(3, (2, 3)))
+
+
+def test_a_long_image_is_turned_without_being_stretched() -> None:
+    x = torch.zeros(1, 1, 5, 9, dtype=torch.uint8)
+    x[0, 0, 2, 3:6] = 200  # a bar of three pixels in the middle, which stands upright after a quarter turn
+    assert rotate(x, 90)[0, 0].nonzero().tolist() == [[1, 4], [2, 4], [3, 4]]
+
+
+def test_corners_turn_black_and_bytes_stay_bytes() -> None:
+    turned = rotate(torch.full((1, 1, 28, 28), 255, dtype=torch.uint8), 45)
+    assert turned.dtype == torch.uint8
+    assert turned[0, 0, 0, 0] == 0
+    assert turned[0, 0, 14, 14] == 255
+
+
+def test_tasks_are_turned_by_angles_of_their_own() -> None:
+    images = toy()
+    stream = rotated(images, 300, seed=1, validation=3, identity_first=True)
+    assert torch.equal(stream[0].train().x, images.train_x[:9].float() / 255)
+    angle = 180 * task_fraction(1, 250)
+    assert stream[250].name == f"rotation {angle:.1f}°"
+    assert torch.equal(stream[250].test().x, rotate(images.test_x, angle).float() / 255)
+    assert torch.equal(rotated(images, 251, seed=1, validation=3)[250].test().x, stream[250].test().x)
+    assert not torch.equal(rotated(images, 251, seed=2, validation=3)[250].test().x, stream[250].test().x)
+    assert stream[2].classes == tuple(range(2 * images.classes, 3 * images.classes))
+    assert len(stream[2].validation().x) == 3
+
+
+def test_angles_are_spread_evenly_and_stay_as_they_are() -> None:
+    fractions = torch.tensor([task_fraction(0, t) for t in range(1000)])
+    assert 0 <= fractions.min() < 0.01
+    assert 0.99 < fractions.max() < 1
+    assert fractions.mean() == pytest.approx(0.5, abs=0.03)
+    assert task_fraction(0, 0) == pytest.approx(0.47932306384132817, abs=1e-12)
+
+
+@pytest.mark.parametrize("bad", [{"tasks": 0}, {"degrees": 0}, {"degrees": 361}])
+def test_rotations_that_mean_nothing(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be .*, got {next(iter(bad.values()))}"):
+        rotated(toy(), **{"tasks": 2, "seed": 0, "validation": 0, **bad})  # type: ignore[arg-type]

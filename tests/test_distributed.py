@@ -166,7 +166,7 @@ def test_ranks_that_do_not_start_alike_are_refused(whole: Path) -> None:
     for rank in (0, 1):
         apart, late = ((whole / f"{name}-{rank}").read_text() for name in ("apart", "late"))
         assert apart.startswith("the ranks must start alike, but model.0.weight, model.0.bias, ")
-        assert late.startswith("the ranks must start alike, but optimizer.powerprop.weights.0.weight.phi, ")
+        assert late.startswith("the ranks must start alike, but optimizer.state.0.powerprop_phi, ")
         for message in (apart, late):
             assert message.endswith("seed every rank alike, or broadcast the weights before the optimiser is made")
     assert refusal(ALONE) == ""

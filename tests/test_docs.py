@@ -9,7 +9,7 @@ import pytest
 from powerprop import data
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 

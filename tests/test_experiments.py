@@ -6,7 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ from powerprop.experiments.harness.experiment import Job, RunError
 from powerprop.experiments.harness.folder import locked, prepare
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.oneshot import pruning
+from powerprop.experiments.oneshot.measured import best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.mnist import PRESETS
-from powerprop.experiments.oneshot.results import best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.train import Arm, Config, arms, load_splits, make_optimizer
 from powerprop.experiments.oneshot.tuning import chosen_lr, jobs, tuning_score
 from powerprop.train import NonFiniteError
@@ -45,7 +45,9 @@ def quiet() -> Console:
 
 
 def result(validation: list[float], test: list[float] | None = None) -> dict[str, Any]:
-    return {"kept": SMALL.grid, "validation": validation, "test": test or validation}
+    weights = ("sign_changes", "sign_changes_of_survivors", "near_zero_before", "near_zero_after")
+    curves = {"kept": SMALL.grid, "validation": validation, "test": test or validation, "overlap": validation}
+    return curves | dict.fromkeys(weights, 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,7 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size > 10_000
     for folder in (tmp_path / "jobs").iterdir():
         assert {path.name for path in folder.iterdir()} == {
+            "job.json",
             "metrics.jsonl",
             "checkpoint.pt",
             "result.json",
@@ -129,7 +132,7 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
 
     with pytest.raises(JobsFailedError, match="1 jobs failed: a") as error:
         run_jobs(toy(run_job), SMALL, tmp_path, 1, quiet())
-    assert "ZeroDivisionError: by hand" in error.value.tracebacks["a"]
+    assert "ZeroDivisionError: by hand" in error.value.failures["a"].traceback
     assert (tmp_path / "jobs/b/result.json").exists()
 
 
@@ -221,7 +224,7 @@ def test_measured_arms_leave_out_diverged_seeds() -> None:
     }
     base, best = (measure(config, arm, results) for arm in arms(config))
     assert (len(base.runs), base.diverged) == (1, 1)
-    assert best.cell("test", 1).mean == pytest.approx(0.7)
+    assert best.band([1]).mean == pytest.approx(0.7)
     assert best.band([0, 1]).mean == pytest.approx(0.5)
     assert best_arm([base, best]) is best
     assert largest_gain(config, base, best) == (pytest.approx(0.4), 1)
@@ -244,14 +247,14 @@ def test_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("change", "message"),
     [
         ({"alphas": (0.9,)}, r"alpha must be at least 1, got 0\.9"),
-        ({"alphas": (float("nan"),)}, "alpha must be at least 1, got nan"),
-        ({"alphas": ()}, r"alphas must be different, got \(\)"),
+        ({"alphas": (float("nan"),)}, "alphas must be finite, got nan"),
+        ({"alphas": ()}, r"alphas must be some, each once, got \(\)"),
         ({"lrs": (0.1, 0.1)}, r"learning rates must be different, got \(0\.1, 0\.1\)"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"optimiser": "lion"}, "optimiser must be one of sgd, adam, got 'lion'"),
         ({"model": "vgg"}, "model must be one of lenet-300-100, conv6, got 'vgg'"),
         ({"pixels": "raw"}, "pixels must be one of unit, standard, got 'raw'"),
-        ({"forms": ("sideways",)}, "form must be one of targets, direct, got 'sideways'"),
+        ({"forms": ("sideways",)}, "forms must be one of targets, direct, got 'sideways'"),
         ({"band": (0.2, 0.3)}, r"no point of the grid lies in \(0\.2, 0\.3\)"),
     ],
 )
@@ -333,3 +336,17 @@ def test_accuracies_prune_from_the_trained_weights_and_put_them_back() -> None:
     # At 10% nothing is left and everything is class 0.
     assert pruning.accuracies(model, x, y, [0.1, 0.25, 1.0]) == [0.5, 1.0, 1.0]
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("wrong", ["many", True, None, float("nan"), float("inf"), -1, 10**13])
+def test_no_setting_takes_what_is_not_of_its_kind(name: str, wrong: Any) -> None:
+    """Numbers are finite, whole ones at least 0, nothing else stands for them."""
+    config = EXPERIMENTS[name].presets["smoke"]
+    kinds = get_type_hints(type(config))
+    for each in (each for each, kind in kinds.items() if kind is int):
+        with pytest.raises(ValueError, match=f"{each} must be|expected 1 <= shortest|least must be|validation must be"):
+            replace(config, **{each: wrong})
+    for each in (each for each, kind in kinds.items() if kind is str):
+        with pytest.raises(ValueError, match=f"{each} must be|column must look like"):
+            replace(config, **{each: 3})

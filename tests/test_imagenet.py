@@ -25,8 +25,8 @@ from powerprop.experiments.imagenet import train as imagenet
 from powerprop.experiments.imagenet.cells import EXTREME, TABLE_1, TABLE_2, Cell, cell
 from powerprop.experiments.imagenet.costs import Costs
 from powerprop.experiments.imagenet.figures import curves
+from powerprop.experiments.imagenet.measured import collect
 from powerprop.experiments.imagenet.report import diverged, summary, table_one
-from powerprop.experiments.imagenet.results import collect
 from powerprop.experiments.imagenet.train import (
     EPOCHS,
     EXPERIMENT,
@@ -206,7 +206,7 @@ def test_smoke(at_pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     dense = json.loads((tmp_path / "jobs" / "dense-seed0" / "result.json").read_text())
     assert len(dense["grid"]) == len(dense["oneshot"]) == len(dense["recalibrated"]) == 3
     assert dense["oneshot"][-1] == dense["accuracy"]
-    assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"training.png", "oneshot.png", "smallest.png"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"training.svg", "oneshot.svg", "smallest.svg"}
     assert "This is not ImageNet" in (tmp_path / "report.html").read_text()
     before = (tmp_path / "jobs" / "dense-seed0" / "result.json").stat().st_mtime_ns
     assert main(arguments) == 0
@@ -227,7 +227,7 @@ def test_a_job_that_diverged_is_done(at_pictures: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(imagenet, "build", broken)
     result = run_job(ITERATIVE, jobs(ITERATIVE, {})[0], tmp_path, lambda done, values: None)
     assert result.keys() == {"diverged"}
-    assert result["diverged"].startswith("scores must be finite numbers to rank them, got ")
+    assert "NaN among its weights, so that no mask can be chosen" in result["diverged"]
 
 
 def test_the_report_shows_what_diverged(tmp_path: Path, costs: Costs) -> None:

@@ -78,7 +78,7 @@ def test_truncated_and_foreign_files_are_named(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"x": torch.ones(2)}, str(file))
-    with pytest.raises(ValueError, match="expected a file of format 'powerprop-masks-1', got None"):
+    with pytest.raises(ValueError, match="expected a file of format 'powerprop-masks-2', got None"):
         Masks.load(file)
 
 
@@ -108,3 +108,13 @@ def test_apply_names_what_does_not_fit() -> None:
         A.apply(net())
     with pytest.raises(ValueError, match=r"'0\.weight' has shape \(12, 6\), its mask \(2,\)"):
         Masks({"0.weight": torch.ones(2) > 0}).apply(net())
+
+
+def test_apply_changes_nothing_if_one_mask_does_not_fit() -> None:
+    model = net()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    kept = dict(pp.magnitude_masks(model, 0.5))
+    for bad in ({"4.weight": torch.ones(2) > 0}, {"9.weight": torch.ones(2) > 0}):
+        with pytest.raises((KeyError, ValueError), match=r"[49]\.weight"):
+            Masks({**kept, **bad}).apply(model)
+        assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())

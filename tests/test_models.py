@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from powerprop import models
+from powerprop.select import select
 
 GREY, COLOUR, LARGE = (2, 1, 28, 28), (2, 3, 32, 32), (2, 3, 64, 64)
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], int, tuple[int, ...], int]] = {
@@ -17,6 +18,8 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], int, tuple[int, ...], int]] 
     "mlp": (lambda **kw: models.mlp([784, 1000, 1000, 10], **kw), 1_796_010, GREY, 10),
     "conv6": (models.conv6, 2_262_602, COLOUR, 10),
     "conv6 batch norm": (lambda **kw: models.conv6(batch_norm=True, **kw), 2_262_602 + 896, COLOUR, 10),
+    "fast_cifar": (models.fast_cifar, 498_114, COLOUR, 10),
+    "fast_cifar narrow": (lambda **kw: models.fast_cifar(100, widths=(8, 16), **kw), 7_868, COLOUR, 100),
     "alexnet": (models.alexnet, 6_519_808, COLOUR, 10),
     "resnet18": (models.resnet18, 11_689_512, LARGE, 1000),
     "resnet50": (models.resnet50, 25_557_032, LARGE, 1000),
@@ -50,7 +53,7 @@ def test_size_output_and_seed(name: str) -> None:
     assert not torch.equal(output[0], output[1])
 
 
-@pytest.mark.parametrize("name", ["lenet_300_100", "conv6 batch norm", "alexnet", "resnet20", "wrn_22_2"])
+@pytest.mark.parametrize("name", ["lenet_300_100", "conv6 batch norm", "fast_cifar", "alexnet", "resnet20", "wrn_22_2"])
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     make, _, shape, _ = NETWORKS[name]
     model = make(generator=seeded())
@@ -200,3 +203,31 @@ def test_dropout_acts_in_training_only() -> None:
 def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_weights_of_the_fast_network() -> None:
+    model = models.fast_cifar(generator=seeded())
+    assert sum(w.numel() for w in select(model).values()) == 496_928
+    assert model.fc.weight.any(), "a last layer of zeros could not learn under α > 1"
+
+
+def test_the_fast_network_keeps_its_memory_format() -> None:
+    x = torch.rand(COLOUR, generator=seeded())
+    plain, last = (models.fast_cifar(generator=seeded()).eval() for _ in range(2))
+    last.to(memory_format=torch.channels_last)
+    inner = last.blocks(last.stem(x.to(memory_format=torch.channels_last)))
+    assert inner.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(plain(x), last(x.to(memory_format=torch.channels_last)), atol=1e-5)
+
+
+def test_heads_of_the_fast_network() -> None:
+    model = models.fast_cifar(5, heads=3, generator=seeded())
+    assert model(torch.rand(COLOUR, generator=seeded()), task=2).shape == (2, 5)
+    with pytest.raises(ValueError, match="task must be in 0..2"):
+        model(torch.rand(COLOUR, generator=seeded()))
+
+
+@pytest.mark.parametrize("widths", [(), (0,), (1, 2, 3, 4, 5)])
+def test_widths_that_do_not_fit(widths: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="widths must be one to four positive numbers of channels, got "):
+        models.fast_cifar(widths=widths)

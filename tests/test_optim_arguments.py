@@ -1,5 +1,7 @@
 """Which weights get α, parameter groups, and arguments that are refused."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 from torch import nn
 
 import powerprop as pp
-from nets import net, train, weights, wrap
+from nets import net, same, train, weights, wrap
+from sparse import METHODS
 
 
 def test_only_weights_get_alpha_by_default() -> None:
@@ -57,7 +60,7 @@ def test_where_that_matches_nothing_is_an_error() -> None:
         ),
         (nn.LSTM(2, 3), nn.LSTM(2, 3), None, r"where=None.*: weight_ih_l0, weight_hh_l0"),
         (nn.Linear(2, 3), nn.Linear(2, 3), "bias", r"where='bias'.*: weight, bias;"),
-        (nn.Linear(2, 3), nn.ReLU(), None, r"where=None.*: none;"),
+        (nn.Linear(2, 3), nn.ReLU(), None, r"no weight was chosen: .* ReLU .*; it has none;"),
     ],
 )
 def test_nothing_to_give_alpha_to(optimised: nn.Module, model: nn.Module, where: str | None, message: str) -> None:
@@ -77,6 +80,20 @@ def test_a_layer_of_zeros_is_an_error_that_names_it() -> None:
 def test_bad_alpha(bad: float) -> None:
     with pytest.raises(ValueError, match=f"alpha must be a finite number >= 1, got {bad}"):
         wrap(net(), alpha=bad)
+
+
+@pytest.mark.parametrize("bad", [None, "2", [2.0], "two"])
+def test_an_alpha_that_is_no_number(bad: Any) -> None:
+    for refuse in (lambda: wrap(net(), alpha=bad), lambda: pp.reparametrize(net(), bad)):
+        with pytest.raises((TypeError, ValueError)) as error:
+            refuse()
+        assert f"alpha must be a finite number >= 1, got {bad!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(("bad", "shown"), [(3, "3"), ([3], r"\[3\]"), (2.5, "2.5"), (["0.weight", None], r".*None\]")])
+def test_a_where_that_chooses_nothing_anyone_could_mean(bad: Any, shown: str) -> None:
+    with pytest.raises(TypeError, match=rf"where must be a name pattern, several, or a function of .*, got {shown}$"):
+        wrap(net(), where=bad)
 
 
 def test_not_an_optimizer() -> None:
@@ -155,3 +172,134 @@ def test_a_generator_of_patterns_serves_every_group() -> None:
     base = torch.optim.SGD(groups, lr=0.1)
     optimizer = pp.Powerprop(base, model, where=(n for n in ("0.weight", "2.weight")))
     assert set(optimizer.masters) == {"0.weight", "2.weight"}
+
+
+# --- α belongs to φ -------------------------------------------------------------------------------------------------
+
+
+def test_an_alpha_that_changes_later_is_refused_with_its_value() -> None:
+    model = net()
+    optimizer = wrap(model, "momentum", 2.0)
+    train(model, optimizer, 1)
+    before = weights(model)
+    optimizer.param_groups[0]["alpha"] = 3.0
+    with pytest.raises(ValueError, match=r"group 0 was wrapped with alpha=2, which cannot become 3\.0 later"):
+        train(model, optimizer, 1)
+    assert all(torch.equal(model.state_dict()[n], w) for n, w in before.items())
+    optimizer.param_groups[0]["alpha"] = 2.0
+    train(model, optimizer, 1)
+    optimizer.param_groups[0].pop("alpha")
+    optimizer.alpha = 4.0
+    with pytest.raises(ValueError, match=r"alpha=2, which cannot become 4\.0"):
+        train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
+def test_slope_is_the_derivative_of_psi(alpha: float) -> None:
+    model = net()
+    optimizer = wrap(model, "sgd", alpha)
+    train(model, optimizer, 3)
+    for name, weight in ((n, model.get_parameter(n).detach()) for n in optimizer.masters):
+        wanted = alpha * weight.abs() ** (1 - 1 / alpha)  # α|φ|^(α-1) with |φ| = |w|^(1/α)
+        assert torch.allclose(optimizer.slope(name), wanted, rtol=1e-4)
+        assert optimizer.slope(name).shape == weight.shape
+    with torch.no_grad():
+        model[0].weight.mul_(2)  # type: ignore[union-attr,operator]
+    assert torch.allclose(optimizer.slope("0.weight"), alpha * model[0].weight.abs() ** (1 - 1 / alpha), rtol=1e-4)  # type: ignore[union-attr,operator]
+    with pytest.raises(KeyError, match="no weight 'nope' here; there are 0.weight, 2.weight, 4.weight"):
+        optimizer.slope("nope")
+
+
+# --- refusals leave no trace ----------------------------------------------------------------------------------------
+
+
+def test_a_layer_of_zeros_leaves_the_other_layers_alone() -> None:
+    model = net()
+    nn.init.zeros_(model[4].weight)  # type: ignore[arg-type]
+    before = weights(model)
+    for refuse in (lambda: wrap(model, alpha=1.375), lambda: pp.reparametrize(model, 1.375)):
+        with pytest.raises(ValueError, match=r"'4\.weight' is all zero"):
+            refuse()
+        assert list(model.state_dict()) == list(before)
+        assert all(torch.equal(model.state_dict()[n], w) for n, w in before.items())
+
+
+def test_a_mask_that_does_not_fit_leaves_all_weights_and_masks() -> None:
+    model = net()
+    optimizer = wrap(model)
+    masks = dict(pp.magnitude_masks(model, 0.5))
+    before, active = weights(model), optimizer.active
+    for bad in (masks["4.weight"].float(), masks["4.weight"][:2], [[True]]):
+        for given in ({"active": {**masks, "4.weight": bad}}, {"active": masks, "trainable": {"4.weight": bad}}):
+            with pytest.raises((ValueError, TypeError), match=r"a mask for '4\.weight' must be a bool tensor"):
+                optimizer.set_masks(**given)  # type: ignore[arg-type]
+    assert optimizer.active == active
+    assert all(torch.equal(model.state_dict()[n], w) for n, w in before.items())
+
+
+# --- other people's optimisers --------------------------------------------------------------------------------------
+
+
+class NoRate(torch.optim.Optimizer):
+    """An optimiser that sets its own pace."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.sub_(p.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("method", [None, *(m for m in METHODS if not m.startswith("topkast"))])
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_an_optimiser_without_a_learning_rate(method: str | None, alpha: float) -> None:
+    models = net(hidden=20), net(hidden=20)
+    for model, base in zip(models, (NoRate, lambda p: torch.optim.SGD(p, lr=0.1)), strict=True):
+        sparsify = None if method is None else METHODS[method](sparsity=0.5, steps=20)
+        optimizer = pp.Powerprop(base(model.parameters()), model, alpha, sparsify=sparsify)  # type: ignore[no-untyped-call]
+        train(model, optimizer, 15)
+        again = pp.Powerprop(
+            base(model.parameters()),  # type: ignore[no-untyped-call]
+            model,
+            alpha,
+            sparsify=None if method is None else METHODS[method](sparsity=0.5, steps=20),
+        )
+        again.load_state_dict(optimizer.state_dict())
+    assert same(*models)
+
+
+def test_a_decay_by_the_learning_rate_needs_one() -> None:
+    model = net()
+    message = r"TopKAST\(decay=0\.01\) takes lr·decay·θ off at each step, but the base optimiser NoRate has no 'lr'"
+    with pytest.raises(ValueError, match=message):
+        pp.Powerprop(NoRate(model.parameters()), model, sparsify=pp.TopKAST(0.5, decay=0.01))
+    train(model, pp.Powerprop(NoRate(model.parameters()), model, sparsify=pp.TopKAST(0.5, decay=0)), 5)
+
+
+# --- many layers ----------------------------------------------------------------------------------------------------
+
+
+def timed(layers: int, method: Callable[[], pp.RigL] | None) -> tuple[float, float]:
+    """Seconds to wrap so many layers, one group each, and to take five steps."""
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(layers)))
+    base = torch.optim.SGD([{"params": [p], "lr": 0.1} for p in model.parameters()], lr=0.1, momentum=0.9)
+    start = time.perf_counter()
+    optimizer = pp.Powerprop(base, model, 2.0, sparsify=method and method())
+    wrapping = time.perf_counter() - start
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    start = time.perf_counter()
+    for _ in range(5):
+        optimizer.step()
+    return wrapping, time.perf_counter() - start
+
+
+@pytest.mark.parametrize("method", [None, lambda: pp.RigL(0.5, steps=100, interval=5)])
+def test_wrapping_and_stepping_are_linear_in_the_number_of_layers(method: Callable[[], pp.RigL] | None) -> None:
+    timed(10, method)
+    few, many = (timed(layers, method) for layers in (125, 1000))
+    # Eight times as many layers: what is quadratic takes 64 times as long.
+    assert many[0] < 24 * few[0] + 0.1
+    assert many[1] < 24 * few[1] + 0.1

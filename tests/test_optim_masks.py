@@ -174,7 +174,7 @@ def test_put_gives_weights_new_values(alpha: float) -> None:
     where = torch.zeros(12, 6, dtype=torch.bool)
     where[0] = True
     before = weights(model)["0.weight"]
-    optimizer.masters["0.weight"].put(where, torch.full((12, 6), -0.3))
+    optimizer.masters["0.weight"].put(where, torch.full((6,), -0.3))
     now = weights(model)["0.weight"]
     assert torch.allclose(now[0], torch.full((6,), -0.3))
     assert torch.equal(now[1:], before[1:])

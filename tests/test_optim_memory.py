@@ -185,8 +185,25 @@ def test_denormals_are_flushed() -> None:
     assert master.phi is not None
     with torch.no_grad():
         master.phi[0, 0] = 1e-20
-        master.put(torch.zeros(1, 2, dtype=torch.bool), torch.zeros(1, 2))
+        master.put(torch.zeros(1, 2, dtype=torch.bool), torch.zeros(0))
     layer.weight.grad = torch.ones(1, 2)
     optimizer.step()
     assert layer.weight[0].tolist() == [0.0, 1.0]
     assert master.phi[0, 0] == 0
+
+
+@pytest.mark.parametrize("alpha", [1.125, 1.3, 1.5, 2.0, 3.0, 5.0])
+@pytest.mark.parametrize("masked", [False, True])
+def test_how_far_rounding_moves_a_weight_whose_gradient_is_zero(alpha: float, masked: bool) -> None:
+    layer = nn.Linear(50, 40, bias=False)
+    with torch.no_grad():
+        layer.weight.normal_(0, 2, generator=torch.Generator().manual_seed(0))
+    optimizer = wrap(layer, "sgd", alpha)
+    if masked:
+        optimizer.set_masks(pp.magnitude_masks(layer, 0.5))
+    for _ in range(10):
+        before, bound = layer.weight.detach().clone(), optimizer.slope("weight").square() + 2 * alpha
+        layer.weight.grad = torch.zeros_like(layer.weight)
+        optimizer.step()
+        moved = (layer.weight.detach().view(torch.int32) - before.view(torch.int32)).abs()
+        assert (moved <= (0 if masked else bound)).all()

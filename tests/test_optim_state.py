@@ -116,7 +116,7 @@ def test_a_refused_state_changes_nothing() -> None:
     plain = wrap(net())
     state = plain.state_dict()
     state["param_groups"] = []
-    state["powerprop"]["weights"]["0.weight"]["phi"].zero_()
+    state["state"][0]["powerprop_phi"].zero_()
     with pytest.raises(ValueError, match=r"the state is of groups with \[\] parameters, not \[8\]"):
         plain.load_state_dict(state)
     assert plain.masters["0.weight"].phi.count_nonzero()  # type: ignore[union-attr]

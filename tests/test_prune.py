@@ -1,7 +1,9 @@
 """How the budget is spread, and one-shot pruning: counts are exact, exceptions are obeyed."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import powerprop as pp
-from nets import net
+from nets import net, weights
 from powerprop.allocate import erk, uniform
 from powerprop.sparsify.prune import allocate, top_k, top_k_masks
 
@@ -163,3 +165,59 @@ def test_sparsity_prints_as_a_table() -> None:
     model = net()
     pp.prune(model, 0.5)
     assert str(pp.sparsity(model)).splitlines()[-1].split() == ["all", "50.0000%"]
+
+
+# --- what is refused changes nothing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (("0.5",), TypeError, r"sparsity must be a number in \[0, 1\), got '0\.5'$"),
+        ((None,), TypeError, "sparsity must be a number .*, got None"),
+        ((True,), TypeError, "sparsity must be a number .*, got True"),
+        ((0.5, ["erk"]), ValueError, r"distribution must be one of .*, got \['erk'\]"),
+        ((0.5, "uniform", ["0.weight"]), TypeError, r"layers must map name patterns .*, got \['0\.weight'\]"),
+        ((0.5, "uniform", {"4.weight": "0.1"}), TypeError, r"sparsity must be .*, got '0\.1' for '4\.weight'"),
+        ((0.5, "uniform", {"4.weight": lambda s: None}), TypeError, r"sparsity must be .*, got None for '4\.weight'"),
+        ((0.5, "uniform", None, 3), TypeError, "where must be a name pattern, .*, got 3"),
+    ],
+)
+def test_wrong_kinds_are_repeated_back(arguments: tuple[object, ...], kind: type[Exception], message: str) -> None:
+    model = net()
+    before = weights(model)
+    with pytest.raises(kind, match=message):
+        pp.prune(model, *arguments)  # type: ignore[arg-type]
+    assert all(torch.equal(p, before[n]) for n, p in weights(model).items())
+
+
+def test_any_kind_of_number_is_a_sparsity() -> None:
+    for half in (np.float32(0.5), np.float64(0.5), Fraction(1, 2)):
+        assert pp.magnitude_masks(net(), half).sparsity() == 0.5  # type: ignore[arg-type]
+    assert pp.magnitude_masks(net(), 0).sparsity() == 0
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "erk", "global"])
+def test_a_weight_that_is_nan_is_named_and_nothing_is_pruned(distribution: str) -> None:
+    model = net()
+    with torch.no_grad():
+        model[4].weight[1, 2] = math.nan  # type: ignore[union-attr,index,operator]
+    before = weights(model)
+    with pytest.raises(FloatingPointError, match=r"^'4\.weight': scores must be finite .*, got 1 NaN"):
+        pp.prune(model, 0.5, distribution)
+    assert all(torch.equal(p.nan_to_num(), before[n].nan_to_num()) for n, p in weights(model).items())
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "erk", "global"])
+def test_a_layer_of_no_size_keeps_nothing(distribution: str) -> None:
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 0))
+    masks = pp.prune(model, 0.5, distribution)
+    assert masks["1.weight"].shape == (0, 6)
+    assert masks["0.weight"].sum() == 12
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_a_layer_without_a_shape() -> None:
+    with pytest.raises(ValueError, match=r"'0\.weight' has no shape yet: run one forward pass first"):
+        pp.prune(nn.Sequential(nn.LazyLinear(3)), 0.5)

@@ -52,6 +52,7 @@ def test_gradients_at_zero_are_finite() -> None:
     assert not model[0].weight[0].any()  # type: ignore[index,union-attr,operator]
 
 
+@pytest.mark.filterwarnings("ignore:not chosen as weights")
 def test_other_parametrisations_are_left_alone_by_fold() -> None:
     model = net()
     nn.utils.parametrizations.weight_norm(model[0])

@@ -42,15 +42,19 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    path = report.pruning_curves([curve()], tmp_path_factory.mktemp("figures") / "a.png", "t")
+    drawn = report.pruning_curves([curve()], tmp_path_factory.mktemp("figures") / "a.svg", "t")
     sections = [
-        Section("Accuracy", f"First `code`.\n\n{HOSTILE}", [path, Image(path, HOSTILE, wide=True)], [accuracy_table()]),
+        Section(
+            "Accuracy", f"First `code`.\n\n{HOSTILE}", [drawn, Image(drawn.path, HOSTILE, HOSTILE)], [accuracy_table()]
+        ),
         Section("Accuracy", "Second."),
         Section("α = 4"),
     ]
     config = {"alpha": [1, 2], "sgd": {"lr": 0.1, "note": HOSTILE}, "empty": {}}
     stats = [Stat("Gain", "+30 points"), ("Dense", HOSTILE, "baseline")]
-    return Page(f"Run {HOSTILE}", HOSTILE, sections, config, {"torch": "2.13"}, "Figure 2.", stats)
+    return Page(
+        f"Run {HOSTILE}", HOSTILE, sections, config, {"torch": "2.13"}, "Figure 2.", stats, command="powerprop run x"
+    )
 
 
 def test_a_page_is_one_file_that_loads_nothing(page: Page, tmp_path: Path) -> None:
@@ -73,6 +77,14 @@ def test_everything_on_a_page_is_escaped_and_present(page: Page) -> None:
     for part in ("sgd.lr", "0.1", "[1, 2]", "+30 points", "2.13", "Figure 2.", "<code>code</code>", "75.0 ± 7.1"):
         assert part in text
     assert text.count("<p>") == 4
+    assert '<pre class="command"><code>powerprop run x</code></pre>' in text
+
+
+def test_every_picture_has_words_that_say_what_it_shows(page: Page) -> None:
+    text = report.render_page(page)
+    assert 'alt="t: test accuracy against weights kept. α = 2.0: ' in text
+    with pytest.raises(ValueError, match=r"picture 'a.svg' needs an alt text that says what it shows, got none"):
+        Image(Path("a.svg"), " ")
 
 
 def test_anchors_are_distinct_and_lead_somewhere(page: Page) -> None:
@@ -98,6 +110,6 @@ def test_a_failed_page_leaves_the_old_one(page: Page, tmp_path: Path) -> None:
     old = report.write_page(page, tmp_path).read_bytes()
     text = tmp_path / "a.txt"
     text.write_text("not a picture")
-    with pytest.raises(ValueError, match=r"only PNG images can be embedded, got '.*a.txt'"):
-        report.write_page(Page("t", "", [Section("s", figures=[text])]), tmp_path)
+    with pytest.raises(ValueError, match=r"only SVG pictures can be embedded, got '.*a.txt'"):
+        report.write_page(Page("t", "", [Section("s", figures=[Image(text, "words")])]), tmp_path)
     assert (tmp_path / "report.html").read_bytes() == old

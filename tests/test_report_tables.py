@@ -1,4 +1,4 @@
-"""Cells and tables, by hand."""
+"""Means and tables, by hand."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from powerprop.report import Cell, Column, Table
+from powerprop.report import Column, Mean, Table
 from reports import HOSTILE, accuracy_table
 
 
-def test_cell_by_hand() -> None:
-    cell = Cell.of([97.0, 98.0, 99.0])
-    assert (cell.mean, cell.std, cell.n) == (98.0, 1.0, 3)
+def test_mean_by_hand() -> None:
+    mean = Mean.of([97.0, 98.0, 99.0])
+    assert (mean.mean, mean.std, mean.n) == (98.0, 1.0, 3)
     # Sum of squared deviations 2·(0.5)² = 0.5, divided by n - 1 = 1.
-    assert Cell.of([1.0, 2.0]).std == pytest.approx(math.sqrt(0.5))
+    assert Mean.of([1.0, 2.0]).std == pytest.approx(math.sqrt(0.5))
 
 
-def test_cell_of_one_value_has_no_spread() -> None:
-    cell = Cell.of([0.97316])
-    assert math.isnan(cell.std)
-    assert str(cell) == "0.9732 (n=1)"
+def test_mean_of_one_value_has_no_deviation() -> None:
+    mean = Mean.of([0.97316])
+    assert math.isnan(mean.std)
+    assert str(mean) == "0.9732 (n=1)"
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,22 @@ def test_cell_of_one_value_has_no_spread() -> None:
         (-0.001, 0.5, "0.00 ± 0.50"),
     ],
 )
-def test_cell_shows_two_digits_of_the_spread(mean: float, std: float, text: str) -> None:
-    assert Cell(mean, std, 5).format() == text
+def test_mean_shows_two_digits_of_the_deviation(mean: float, std: float, text: str) -> None:
+    assert Mean(mean, std, 5).format() == text
 
 
 @pytest.mark.parametrize(("values", "message"), [([], "at least one value"), ([1.0, math.nan], "must be finite")])
-def test_cell_refuses_what_has_no_mean(values: list[float], message: str) -> None:
+def test_mean_refuses_what_has_no_mean(values: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Cell.of(values)
+        Mean.of(values)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
-def test_cell_equals_numpy(values: list[float]) -> None:
-    cell = Cell.of(values)
-    assert cell.mean == pytest.approx(np.mean(values), abs=1e-6)
-    assert cell.std == pytest.approx(np.std(values, ddof=1), rel=1e-6, abs=1e-6)
-    assert cell.scaled(100).std == pytest.approx(100 * cell.std)
+def test_mean_equals_numpy(values: list[float]) -> None:
+    mean = Mean.of(values)
+    assert mean.mean == pytest.approx(np.mean(values), abs=1e-6)
+    assert mean.std == pytest.approx(np.std(values, ddof=1), rel=1e-6, abs=1e-6)
+    assert mean.scaled(100).std == pytest.approx(100 * mean.std)
 
 
 def test_markdown_by_hand() -> None:
@@ -76,8 +76,28 @@ def test_html_marks_the_best_and_leaves_missing_paper_values_empty() -> None:
     assert text.count("<strong>") == 1
 
 
-def test_different_counts_are_shown_in_each_cell() -> None:
-    table = Table("t", ["a"], [[Cell.of([1.0, 2.0])], [Cell.of([1.0, 2.0, 3.0])]])
+def test_the_first_value_of_a_row_is_its_heading() -> None:
+    """It is what stays in sight when the others scroll."""
+    assert '<tr><th scope="row">α = 1</th><td' in accuracy_table().to_html()
+
+
+def test_tables_of_many_columns_are_set_smaller_and_may_have_empty_cells() -> None:
+    wide = Table("t", [str(i) for i in range(9)], [["EWC", None, Mean.of([1.0, 2.0]), *[None] * 6]])
+    assert '<figure class="table many">' in wide.to_html()
+    crowded = Table("t", [str(i) for i in range(11)], [[None] * 11])
+    assert '<figure class="table crowded">' in crowded.to_html()
+    assert '<figure class="table">' in accuracy_table().to_html()
+    assert "| EWC |  | 1.50 ± 0.71 |  |" in wide.to_markdown()
+
+
+def test_a_table_that_claims_nothing_marks_no_best() -> None:
+    table = accuracy_table().unmarked()
+    assert "**75.0" not in table.to_markdown()
+    assert "75.0 ± 7.1" in table.to_markdown()
+
+
+def test_different_counts_are_shown_with_each_mean() -> None:
+    table = Table("t", ["a"], [[Mean.of([1.0, 2.0])], [Mean.of([1.0, 2.0, 3.0])]])
     assert "(n=2)" in table.to_markdown()
     assert "(n=3)" in table.to_markdown()
     assert "runs" not in table.note
@@ -90,7 +110,7 @@ def test_equal_looking_values_are_all_best() -> None:
 
 
 def test_a_column_shares_its_digits() -> None:
-    rows = [[Cell(97.123, 0.12, 3)], [Cell(96.456, 0.15, 3)], [Cell(90.789, 1.5, 3)]]
+    rows = [[Mean(97.123, 0.12, 3)], [Mean(96.456, 0.15, 3)], [Mean(90.789, 1.5, 3)]]
     text = Table("t", ["acc"], rows).to_markdown()
     assert "97.12 ± 0.12" in text
     assert "90.79 ± 1.50" in text

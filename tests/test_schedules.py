@@ -1,5 +1,8 @@
 """Schedules by hand, and what they refuse."""
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
 from powerprop.schedules import constant, cosine, cubic, moment, period
@@ -56,3 +59,23 @@ def test_a_cubic_that_goes_nowhere(start: int, stop: int) -> None:
 def test_a_cosine_that_stops_before_it_starts() -> None:
     with pytest.raises(ValueError, match="must stop at step 1 or later, got 0"):
         cosine(0.3, 0)
+
+
+def test_any_kind_of_number() -> None:
+    assert moment(np.int64(7), None, "stop") == 7
+    assert moment(np.float32(0.5), 100, "stop") == 50
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: constant("0.5"), "value must be a number, got '0.5'"),  # type: ignore[arg-type]
+        (lambda: cosine(None, 5), "value must be a number, got None"),  # type: ignore[arg-type]
+        (lambda: cosine(0.3, "5"), "stop must be a number, got '5'"),  # type: ignore[arg-type]
+        (lambda: cubic(0.0, True, 0, 5), "final must be a number, got True"),
+        (lambda: cubic(0.0, 0.5, None, 5), "start must be a number, got None"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_kinds(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()

@@ -29,12 +29,18 @@ CONFIG = replace(
 )
 
 
+def trained(validation: float) -> dict[str, Any]:
+    """The result of a training."""
+    counts = {"kept": {"fc1.weight": 10}, "asked": 10, "sparsity": 0.9, "inference_flops": 0.1}
+    return {"test": validation, "validation": validation, **counts}
+
+
 def scores(row: str, *values: list[float]) -> dict[str, dict[str, Any]]:
     """Results of a row at the candidate rates, seed by seed."""
     found = {}
     for lr, of_seeds in zip(CONFIG.lrs, values, strict=True):
         for seed, value in enumerate(of_seeds):
-            found[tuning_job(CONFIG, row, lr, seed).key] = {"validation": value} if value else {"diverged": "nan"}
+            found[tuning_job(CONFIG, row, lr, seed).key] = trained(value) if value else {"diverged": "nan"}
     return found
 
 
@@ -85,16 +91,16 @@ def test_the_rate_rises_and_falls() -> None:
 
 def test_extended_training_of_the_dense_row_is_dense() -> None:
     config = replace(CONFIG, rows=("dense",), extended=("dense",), multipliers=(2,), lrs=(0.1,), seeds=1)
-    results = {tuning_job(config, "dense", 0.1, 0).key: {"validation": 0.9}}
+    results = {tuning_job(config, "dense", 0.1, 0).key: trained(0.9)}
     assert jobs(config, results)[-1].key == "dense-uniform0-x2-lr0.1-seed0"
 
 
 @pytest.mark.parametrize("rows", [("dense",), ("rigl",)])
 def test_a_table_with_nothing_in_it(rows: tuple[str, ...]) -> None:
     config = replace(CONFIG, rows=rows, columns=("uniform 0.9",))
-    table = exactness(config, lambda row, column, cycles=1: [{"diverged": "nan"}])
+    table = exactness(config, lambda row, column, cycles=1: [])
     assert table.rows[0][1:] == ["0 of 0", "", ""]
-    assert stats(config, lambda row, column, cycles=1: [{"diverged": "nan"}]) == []
+    assert stats(config, lambda row, column, cycles=1: []) == []
 
 
 def test_columns() -> None:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import powerprop as pp
 from nets import batch, net, same, train, weights
 from powerprop.allocate import DISTRIBUTIONS
+from powerprop.master import Master
 from powerprop.sparsify.prune import allocate
 from powerprop.train.distributed import leave
 from sparse import METHODS, RANDOM, REDISTRIBUTE, STEPS, counts, sparse
@@ -246,6 +247,143 @@ def test_the_count_never_changes(
         optimizer.step()
         assert optimizer.active.count() == start
         assert method in REDISTRIBUTE or distribution == "global" or counts(optimizer) == layers
+
+
+# --- updates that fail ----------------------------------------------------------------------------------------------
+
+
+def everything(optimizer: pp.Powerprop) -> list[Tensor]:
+    """Weights, φ, masks, the base optimiser's memory, the sparsifier's step, random numbers and threshold."""
+    entries = optimizer.state_dict()["state"]
+    tensors = [t for entry in entries.values() for t in entry.values() if isinstance(t, Tensor)]
+    return [t.clone() for t in [*optimizer.model.parameters(), *tensors]]
+
+
+def next_update(method: str, alpha: float, base: str) -> tuple[nn.Sequential, pp.Powerprop]:
+    """A run whose next step is a mask update."""
+    model, optimizer = sparse(method, base, alpha)
+    train(model, optimizer, 0 if method == "snip" else 6)
+    x, y = batch(6)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("method", "base", "where"),
+    [
+        *(
+            (method, base, "weight")
+            for method in ("snip", "set", "rigl", "snfs", "dsr")
+            for base in ("sgd", "momentum")
+        ),
+        *((method, base, "gradient") for method in ("snip", "rigl") for base in ("sgd", "momentum")),
+        ("snfs", "sgd", "gradient"),
+    ],
+)
+@every_alpha
+def test_an_update_that_meets_nan_names_the_layer_and_changes_nothing(
+    method: str, alpha: float, base: str, where: str
+) -> None:
+    model, optimizer = next_update(method, alpha, base)
+    last = model[4].weight
+    assert isinstance(last, Tensor)
+    assert last.grad is not None
+    place = tuple(last.nonzero()[0])
+    with torch.no_grad():
+        (last if where == "weight" else last.grad)[place] = torch.nan
+    before = [t.nan_to_num(7.0) for t in everything(optimizer)]
+    with pytest.raises(FloatingPointError, match=r"'4\.weight' has 1 NaN among its \w+, so that no mask can be chosen"):
+        optimizer.step()
+    assert all(torch.equal(a, b.nan_to_num(7.0)) for a, b in zip(before, everything(optimizer), strict=True))
+
+
+@pytest.mark.parametrize("method", ["iterative", "topkast"])
+def test_a_pruning_that_meets_nan_changes_no_mask(method: str) -> None:
+    model, optimizer = sparse(method, "sgd", 2.0)
+    train(model, optimizer, 18 if method == "iterative" else 6)
+    masks = optimizer.active
+    x, y = batch(6)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    assert isinstance(model[4].weight.grad, Tensor)  # type: ignore[union-attr]
+    model[4].weight.grad.fill_(torch.nan)  # type: ignore[union-attr]
+    with pytest.raises(FloatingPointError, match=r"'4\.weight' has \d+ NaN among its"):
+        optimizer.step()
+    assert optimizer.active == masks
+
+
+@pytest.mark.parametrize("method", ["set", "rigl", "snfs", "dsr"])
+@every_alpha
+def test_an_update_that_failed_can_be_taken_again(method: str, alpha: float) -> None:
+    def run(fails: bool) -> nn.Module:
+        model, optimizer = next_update(method, alpha, "sgd")
+        if fails:
+            good = model[4].weight.detach().clone()  # type: ignore[union-attr,operator]
+            with torch.no_grad():
+                model[4].weight.view(-1)[int(good.flatten().nonzero()[0])] = torch.nan  # type: ignore[union-attr,operator]
+            with pytest.raises(FloatingPointError):
+                optimizer.step()
+            with torch.no_grad():
+                model[4].weight.copy_(good)  # type: ignore[union-attr,operator]
+        optimizer.step()
+        train(model, optimizer, 8, start=7)
+        return model
+
+    assert same(run(False), run(True))
+
+
+# --- global settings of torch ---------------------------------------------------------------------------------------
+
+
+@every_method
+@every_alpha
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_algorithms(method: str, alpha: float) -> None:
+    model, optimizer = sparse(method, "adamw", alpha)
+    train(model, optimizer, 25)
+    torch.use_deterministic_algorithms(False)
+    twin, other = sparse(method, "adamw", alpha)
+    train(twin, other, 25)
+    assert same(model, twin)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_algorithms_with_other_layouts() -> None:
+    weight = nn.Parameter(torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last))
+    where = torch.zeros(4, 3, 3, 3, dtype=torch.bool)
+    where[1, 2] = True
+    for alpha in (1.0, 2.0):
+        Master("conv.weight", weight, alpha).put(where, torch.arange(1.0, 10.0))
+        assert weight.detach()[1, 2].flatten().tolist() == pytest.approx(list(range(1, 10)))
+
+
+@pytest.mark.parametrize("method", RANDOM)
+def test_random_masks_do_not_depend_on_torch_s_defaults(method: str) -> None:
+    def masks() -> pp.Masks:
+        model, optimizer = sparse(method, "sgd", 2.0, dtype=torch.float32)
+        train(model, optimizer, 15)
+        return optimizer.active
+
+    wanted = masks()
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = net(hidden=20).float()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), net(hidden=20).parameters(), strict=True):
+            p.copy_(q)
+    torch.set_default_dtype(torch.float64)
+    try:
+        method_ = METHODS[method](sparsity=0.8, steps=STEPS)
+        optimizer = pp.Powerprop(torch.optim.SGD(model.parameters(), lr=0.1), model, 2.0, sparsify=method_)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    train(model, optimizer, 15)
+    assert optimizer.active == wanted
+    with torch.device("meta"):
+        assert METHODS[method](sparsity=0.8, steps=STEPS).random(torch.zeros(3, device="cpu")).device.type == "cpu"
 
 
 # --- two ranks --------------------------------------------------------------------------------------------------

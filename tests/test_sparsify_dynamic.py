@@ -188,7 +188,7 @@ def test_weights_too_small_for_half_precision_grow_all_the_same(method: Callable
     optimizer = sgd(model, method(0.5, steps=10, interval=1), 2.0)
     master = optimizer.masters["a.weight"]
     before = optimizer.active["a.weight"]
-    master.put(before, torch.full((1, 8), 1e-9))
+    master.put(before, torch.full((4,), 1e-9))
     model["a"].grad = (~before).half()
     optimizer.step()
     now = optimizer.active["a.weight"]

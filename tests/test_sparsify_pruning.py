@@ -1,5 +1,7 @@
 """Iterative pruning and Top-KAST, on eight weights worked out by hand."""
 
+import math
+
 import pytest
 
 import powerprop as pp
@@ -62,7 +64,7 @@ def test_iterative_pruning_takes_each_layer_along_its_own_curve() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_topkast_by_hand(momentum: float) -> None:
     model = Rows(a=KAST)
-    optimizer = sgd(model, pp.TopKAST(0.75, backward_sparsity=0.5, decay=0.5), momentum=momentum)
+    optimizer = sgd(model, pp.TopKAST(0.75, backward_sparsity=0.5, decay=0.5, interval=2), momentum=momentum)
     assert on(optimizer) == [1, 3]
     assert optimizer.trainable["a.weight"].flatten().nonzero().flatten().tolist() == [1, 3, 5, 7]
     assert model["a"].tolist()[0] == pytest.approx([0, -0.8, 0, 0.7, 0, 0, 0, 0])
@@ -139,3 +141,12 @@ def test_topkast_resets_the_momentum_of_weights_that_enter_or_leave_b() -> None:
 def test_topkast_layers_of_their_own(layers: dict[str, float] | None, trained: int) -> None:
     optimizer = sgd(Rows(a=KAST), pp.TopKAST(0.75, backward_sparsity=0.5, layers=layers))
     assert int(optimizer.trainable["a.weight"].count_nonzero()) == trained
+
+
+def test_topkast_names_the_layer_whose_weights_are_nan() -> None:
+    model = Rows(a=KAST, b=KAST)
+    optimizer = sgd(model, pp.TopKAST(0.75))
+    before = optimizer.active
+    with pytest.raises(FloatingPointError, match=r"^'b\.weight': scores must be finite"):
+        push(model, optimizer, a=[0.0] * 8, b=[math.nan] + [0.0] * 7)
+    assert optimizer.active == before

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from powerprop.experiments.harness.display import Bars, Lines, display_for, note
-from powerprop.experiments.harness.parallel import Report, Task, default_workers, run_tasks
+from powerprop.experiments.harness.parallel import Failure, Progress, Work, default_workers, run_all
 
 
 class Silent:
@@ -34,8 +34,8 @@ class Silent:
         self.ended[key] = error
 
 
-def job(kind: str, report: Report) -> Any:
-    report(0.5, {"step": 1, "loss": 0.25})
+def job(kind: str, progress: Progress) -> Any:
+    progress(0.5, {"step": 1, "loss": 0.25})
     if kind == "raises":
         raise ValueError("no such weights")
     if kind == "dies":
@@ -43,18 +43,18 @@ def job(kind: str, report: Report) -> Any:
     return kind, torch.get_num_threads(), os.getpid()
 
 
-def tasks(*kinds: str) -> list[Task]:
-    return [Task(f"{i}-{kind}", job, (kind,)) for i, kind in enumerate(kinds)]
+def works(*kinds: str) -> list[Work]:
+    return [Work(f"{i}-{kind}", job, (kind,)) for i, kind in enumerate(kinds)]
 
 
 def test_side_by_side_a_crash_stays_alone() -> None:
     display = Silent()
-    outcome = run_tasks(tasks("good", "raises", "dies", "good", "good"), 2, display)
+    outcome = run_all(works("good", "raises", "dies", "good", "good"), 2, display)
     assert outcome.results.keys() == {"0-good", "3-good", "4-good"}
     assert all(value[:2] == ("good", 1) and value[2] != os.getpid() for value in outcome.results.values())
-    assert "Traceback" in outcome.errors["1-raises"]
-    assert outcome.errors["1-raises"].strip().endswith("ValueError: no such weights")
-    assert outcome.errors["2-dies"] == "its process died with exit code 3"
+    assert "Traceback" in outcome.failures["1-raises"].traceback
+    assert outcome.failures["1-raises"].traceback.endswith("ValueError: no such weights")
+    assert outcome.failures["2-dies"] == Failure("its process died with exit code 3")
     assert display.updates["0-good"] == [0.0, 0.5]
     assert display.ended["1-raises"] == "ValueError: no such weights"
     assert display.ended["0-good"] is None
@@ -62,24 +62,24 @@ def test_side_by_side_a_crash_stays_alone() -> None:
 
 def test_one_worker_runs_in_this_process_with_one_thread() -> None:
     before = torch.get_num_threads()
-    outcome = run_tasks(tasks("good", "raises", "good"), 1, Silent())
+    outcome = run_all(works("good", "raises", "good"), 1, Silent())
     assert outcome.results == {"0-good": ("good", 1, os.getpid()), "2-good": ("good", 1, os.getpid())}
-    assert outcome.errors.keys() == {"1-raises"}
+    assert outcome.failures.keys() == {"1-raises"}
     assert torch.get_num_threads() == before
 
 
 def test_ctrl_c_is_not_swallowed() -> None:
-    def interrupted(report: Report) -> None:
+    def interrupted(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_tasks([Task("a", interrupted)], 1, Silent())
+        run_all([Work("a", interrupted)], 1, Silent())
 
 
-def test_no_tasks_and_no_workers() -> None:
-    assert run_tasks([], 4, Silent()).results == {}
+def test_no_work_and_no_workers() -> None:
+    assert run_all([], 4, Silent()).results == {}
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
-        run_tasks(tasks("good"), 0, Silent())
+        run_all(works("good"), 0, Silent())
     assert default_workers() >= 1
 
 

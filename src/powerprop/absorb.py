@@ -79,9 +79,9 @@ def absorb_power(c: Chunk, alpha: float) -> None:
     if c.pull is not None:
         c.weight.addcmul_(torch.mul(c.phi, c.factor), c.pull, value=-1)
     elif c.active is None:
-        c.weight.addcmul_(c.phi, c.factor, value=-1)
+        c.weight.addcmul_(c.phi, c.factor, value=-1)  # fused: Ψ(φ)'s rounding counts as a move, see docs/decisions.md
     else:
-        shown = torch.bitwise_and(torch.mul(c.phi, c.factor).view(c.active.dtype), c.active)
+        shown = torch.mul(c.phi, c.factor).view(c.active.dtype).bitwise_and_(c.active)
         c.weight.sub_(shown.view(c.phi.dtype))
     if c.trainable is not None:
         c.weight_bits.bitwise_and_(c.trainable)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
+from numbers import Real
 
 import torch
 
@@ -20,10 +22,12 @@ DISTRIBUTIONS = ("uniform", "erk", "global")
 
 def check_sparsity(sparsity: float, name: str = "") -> float:
     """The sparsity as a float in [0, 1), or an error that repeats it."""
-    value = float(sparsity)
-    if not 0 <= value < 1:
-        raise ValueError(f"sparsity must be in [0, 1), got {sparsity!r}{f' for {name!r}' if name else ''}")
-    return value
+    where = f" for {name!r}" if name else ""
+    if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
+        raise TypeError(f"sparsity must be a number in [0, 1), got {sparsity!r}{where}")
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity must be in [0, 1), got {sparsity!r}{where}")
+    return float(sparsity)
 
 
 def half(sparsity: float) -> float:
@@ -34,7 +38,7 @@ def half(sparsity: float) -> float:
 def at_most(limit: float) -> Callable[[float], float]:
     """The asked sparsity, but no more than limit: 0.8 is the rule for ResNet-50's last layer (appendix C)."""
     check_sparsity(limit)
-    return lambda sparsity: min(sparsity, limit)
+    return partial(min, limit)  # unlike a lambda, it can be pickled with its method
 
 
 def kept(count: int, sparsity: float) -> int:
@@ -45,6 +49,8 @@ def kept(count: int, sparsity: float) -> int:
 def overrides(shapes: Shapes, sparsity: float, layers: Layers | None) -> dict[str, int]:
     """Kept counts of the layers that have a rule of their own; the last matching pattern wins."""
     fixed: dict[str, int] = {}
+    if not isinstance(layers or {}, Mapping):
+        raise TypeError(f"layers must map name patterns to sparsities, e.g. {{'fc.weight': 0.5}}, got {layers!r}")
     for pattern, rule in (layers or {}).items():
         names = [n for n in shapes if fnmatchcase(n, pattern)]
         if not names:
@@ -64,9 +70,10 @@ def erk(shapes: Shapes, sparsity: float) -> dict[str, int]:
     """Erdős-Rényi-Kernel: density_l = ε·Σdims/Πdims, ε such that the asked sparsity is met exactly.
 
     Layers that would exceed density 1 become dense and ε is solved again for the rest (Evci et al. 2020, section 3).
+    A layer without any weight (a size of 0) has none to keep.
     """
     sizes = {n: math.prod(s) for n, s in shapes.items()}
-    score = {n: sum(s) / sizes[n] for n, s in shapes.items()}
+    score = {n: sum(s) / sizes[n] if sizes[n] else 0.0 for n, s in shapes.items()}
     budget = kept(sum(sizes.values()), sparsity)
     dense: set[str] = set()
     while True:

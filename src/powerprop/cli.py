@@ -1,180 +1,95 @@
-"""The command line: one table of commands."""
+"""The command line: one table of commands, and what becomes of its errors."""
 
 from __future__ import annotations
 
-import os
+import io
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
+from contextlib import redirect_stderr
+from functools import partial, wraps
 from typing import Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table as RichTable
 
-from powerprop.data import DataCorrupt, DataNotFound
-from powerprop.experiments import EXPERIMENTS, Experiment
-from powerprop.experiments.harness.docs import write_docs
-from powerprop.experiments.harness.experiment import Findings, RunError
-from powerprop.experiments.harness.folder import open_run
-from powerprop.experiments.harness.parallel import default_workers
-from powerprop.experiments.harness.runner import JobsFailedError, write_report
-from powerprop.experiments.harness.runner import run as run_experiment
-from powerprop.files import FileError
-from powerprop.report import MissingMatplotlibError, index_page
-from powerprop.report.style import matplotlib
-from powerprop.train.log import TENSORBOARD
-
-INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
-"""What the user can put right: shown as one line."""
-
-
-def list_experiments() -> None:
-    """Show the experiments and their presets."""
-    table = RichTable("name", "what", "in the paper", "presets", title="powerprop run NAME --preset PRESET")
-    for experiment in EXPERIMENTS.values():
-        table.add_row(experiment.name, experiment.title, experiment.paper, ", ".join(experiment.presets))
-    Console().print(table)
-
-
-def run(
-    name: tyro.conf.Positional[str],
-    preset: str = "cpu",
-    alpha: tuple[float, ...] = (),
-    seeds: int | None = None,
-    only: tuple[str, ...] = (),
-    workers: int | None = None,
-    out: Path | None = None,
-    tensorboard: bool = False,
-) -> None:
-    """Run an experiment and write its report. Stopped at any moment, the same command goes on where it was.
-
-    Args:
-        name: of the experiment, see `powerprop list`.
-        preset: smoke (seconds), cpu (minutes on two cores) or paper (the paper's own values).
-        alpha: powers to run instead of the preset's.
-        seeds: number of seeds instead of the preset's.
-        only: the trainings to run instead of all of the preset's, where * stands for anything: 'rigl * 0.9'.
-        workers: processes side by side, one thread each; all cores by default.
-        out: folder of the run, runs/NAME-PRESET by default.
-        tensorboard: write the metrics of every training for TensorBoard too, into its folder.
-    """
-    if tensorboard:
-        os.environ[TENSORBOARD] = "1"
-    experiment = find(name)
-    config = configured(experiment, preset, alpha, seeds, only)
-    out = out or Path("runs") / f"{name}-{preset}"
-    console = Console()
-    findings = run_one(experiment, preset, config, out, workers, console)
-    if findings is None:
-        return
-    console.print(findings.table.to_rich())
-    console.print(f"Report: {out / 'report.html'}", highlight=False, soft_wrap=True)
-
-
-def report(folders: tyro.conf.Positional[tuple[Path, ...]], combined: Path | None = None) -> None:
-    """Draw the reports of finished runs anew.
-
-    Args:
-        folders: of the runs.
-        combined: also write all of them as one page into this file.
-    """
-    if not folders:
-        raise RunError("report needs the folder of at least one run, got none")
-    console = Console()
-    pages = []
-    for folder in folders:
-        experiment, preset, config = open_run(folder, EXPERIMENTS)
-        pages.append(write_report(experiment, preset, config, folder).page)
-        console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
-    if combined is not None:
-        index_page(pages, combined.parent, name=combined.name)
-        console.print(f"All together: {combined}", highlight=False, soft_wrap=True)
-
-
-def results(
-    names: tyro.conf.Positional[tuple[str, ...]] = (),
-    preset: str = "cpu",
-    out: Path = Path("runs"),
-    docs: Path = Path("docs/results"),
-    workers: int | None = None,
-) -> None:
-    """Run experiments and put their figures and tables into the documentation.
-
-    Args:
-        names: of the experiments; all of them by default.
-        preset: of all experiments.
-        out: folder that gets one folder per experiment.
-        docs: folder for the Markdown pages and their pictures.
-        workers: processes side by side, one thread each; all cores by default.
-    """
-    console, found = Console(), {}
-    configs = {name: configured(find(name), preset, (), None) for name in names or EXPERIMENTS}
-    for name, config in configs.items():
-        findings = run_one(EXPERIMENTS[name], preset, config, out / name, workers, console)
-        if findings is not None:
-            found[name] = findings
-            console.print(findings.table.to_rich())
-    index = write_docs(found, EXPERIMENTS, preset, docs, out)
-    console.print(f"Results: {index}", highlight=False, soft_wrap=True)
-
+import powerprop
+from powerprop.commands.compare import compare
+from powerprop.commands.listing import list_experiments
+from powerprop.commands.names import did_you_mean
+from powerprop.commands.options import all_options, asked_preset, check_run
+from powerprop.commands.output import accept_every_character
+from powerprop.commands.report import report
+from powerprop.commands.run import results, run
+from powerprop.commands.usage import in_one_line
+from powerprop.errors import end_with
+from powerprop.experiments.harness.experiment import RunError
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_experiments,
     "run": run,
     "report": report,
     "results": results,
+    "compare": compare,
 }
 
 
-def run_one(
-    experiment: Experiment, preset: str, config: Any, out: Path, workers: int | None, console: Console
-) -> Findings | None:
-    """Run with checked arguments; what is missing is said before the work. Of several ranks, one has findings."""
-    matplotlib()
-    if workers is not None and workers < 1:
-        raise RunError(f"workers must be at least 1, got {workers}")
-    return run_experiment(experiment, preset, config, out, workers or default_workers(), console)
-
-
-def find(name: str) -> Experiment:
-    """The experiment of this name; an unknown one is an error that lists the known."""
-    if name not in EXPERIMENTS:
-        raise RunError(f"unknown experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name]
-
-
-def configured(
-    experiment: Experiment, preset: str, alpha: Sequence[float], seeds: int | None, only: Sequence[str] = ()
-) -> Any:
-    """The preset's configuration with what was asked for instead."""
-    if preset not in experiment.presets:
-        raise RunError(f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}")
-    wanted = {"alphas": tuple(alpha) or None, "seeds": seeds, "only": tuple(only) or None}
-    changes = {name: value for name, value in wanted.items() if value is not None}
-    unknown = changes.keys() - {field.name for field in fields(experiment.config)}
-    if unknown:
-        raise RunError(f"{experiment.name} has no setting {', '.join(sorted(unknown))}")
-    try:
-        return replace(experiment.presets[preset], **changes)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-
-
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 if jobs failed, 2 for bad input, 130 if interrupted."""
-    errors = Console(stderr=True)
+    """Run a command; returns the exit code: 0, or what `end_with` makes of the error."""
+    accept_every_character()
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="powerprop", args=args)
-    except INPUT_ERRORS as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 2
-    except JobsFailedError as error:
-        for key, traceback in error.tracebacks.items():
-            errors.print(f"--- {key}\n{traceback.strip()}", markup=False, highlight=False, soft_wrap=True)
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 1
-    except KeyboardInterrupt:
-        errors.print("interrupted; the same command goes on from here", highlight=False)
-        return 130
+        call(list(sys.argv[1:] if args is None else args))
+        sys.stdout.flush()
+    except BaseException as error:
+        return end_with(error)
     return 0
+
+
+def call(arguments: list[str]) -> None:
+    """Find out what is not known, then let tyro read the rest and call the command."""
+    if arguments == ["--version"]:
+        print(f"powerprop {powerprop.__version__}")
+        return
+    check_command(arguments)
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            chosen = parse(arguments)
+    except SystemExit as end:
+        if end.code in (0, None):
+            return
+        raise RunError(in_one_line(said.getvalue(), arguments, COMMANDS.get(arguments[0]))) from None
+    chosen()
+
+
+def check_command(arguments: list[str]) -> None:
+    """Refuse a command that is not known, and of `run` all names that are not."""
+    if not arguments:
+        raise RunError(f"expected a command: {', '.join(COMMANDS)}; see powerprop --help")
+    name = arguments[0]
+    if not name.startswith("-") and name not in COMMANDS:
+        raise RunError(f"unknown command {name!r}{did_you_mean(name, COMMANDS)}; known are {', '.join(COMMANDS)}")
+    if name == "run":
+        check_run(arguments[1:])
+
+
+def parse(arguments: list[str]) -> Callable[[], None]:
+    """The command that is asked for, with its arguments, to be called."""
+    commands = {name: _later(function) for name, function in COMMANDS.items()}
+
+    def run_later(options: Any) -> Callable[[], None]:
+        return partial(run, options)
+
+    run_later.__doc__ = run.__doc__
+    run_later.__annotations__ = {"options": all_options(asked_preset(arguments))}
+    commands["run"] = run_later
+    chosen: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(commands, prog="powerprop", args=arguments)
+    return chosen
+
+
+def _later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """The function with the same arguments that calls it when its result is called: errors of tyro end before."""
+
+    @wraps(function)
+    def given(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        return partial(function, *args, **kwargs)
+
+    return given

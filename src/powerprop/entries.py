@@ -1,4 +1,4 @@
-"""Make a mask, count, find and clear its entries: on a CPU numpy does it up to ten times faster than torch."""
+"""Make a mask, count, find, set and clear its entries: on a CPU numpy does it up to ten times faster than torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["above", "count", "places", "zero_"]
+__all__ = ["above", "count", "places", "put_", "zero_"]
 
 
 def above(values: Tensor, threshold: Tensor) -> Tensor:
@@ -34,3 +34,11 @@ def zero_(tensor: Tensor, where: Tensor) -> None:
         tensor.view(-1).index_fill_(0, places(where), 0)
     else:
         tensor.masked_fill_(where, 0)
+
+
+def put_(tensor: Tensor, where: Tensor, values: Tensor) -> None:
+    """Set entries in place to these values, one for each; `Tensor.put_` is no deterministic algorithm, this is."""
+    if tensor.is_contiguous():
+        tensor.view(-1).index_copy_(0, places(where), values)
+    else:
+        tensor[where] = values

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ from torch.nn.utils.rnn import PackedSequence
 from powerprop.allocate import Layers
 from powerprop.modes import evaluating
 from powerprop.optim import Powerprop
-from powerprop.select import Where, select
-from powerprop.sparsify.dynamic import SNFS, RigL
+from powerprop.select import Where, is_table, select
+from powerprop.sparsify.base import Method
 from powerprop.sparsify.prune import allocate
 
 __all__ = ["Density", "Flops", "count_flops", "layer_densities"]
@@ -32,36 +32,6 @@ Density = Mapping[str, float | Tensor]
 """By weight name: the fraction kept, or a mask; weights that are not named are dense."""
 
 _COUNTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-
-
-class Terms(NamedTuple):
-    """What a training step is made of: forward FLOPs at the active, at the trainable and at full density."""
-
-    sparse: float
-    backward: float
-    dense: float
-    interval: int
-
-
-def _masked(t: Terms) -> float:
-    """All three passes are sparse."""
-    return 3 * t.sparse
-
-
-STEP: dict[str, Callable[[Terms], float]] = {
-    "dense": lambda t: 3 * t.dense,
-    "static": _masked,
-    "snip": _masked,
-    "set": _masked,
-    "dsr": _masked,
-    # Momentum of all weights needs the gradient of all weights, every step.
-    "snfs": lambda t: 2 * t.sparse + t.dense,
-    # One step in interval + 1 computes the gradient of all weights, to grow by.
-    "rigl": lambda t: (3 * t.sparse * t.interval + 2 * t.sparse + t.dense) / (t.interval + 1),
-    # Forward and back through the layers at A, the gradient of the weights at B.
-    "top-kast": lambda t: 2 * t.sparse + t.backward,
-}
-"""FLOPs of one training step by method, in terms of `Terms`; one-shot pruning trains "dense"."""
 
 
 @dataclass(frozen=True)
@@ -86,33 +56,32 @@ class Flops:
         """f_S / f_D: what the masked model costs, relative to the dense one."""
         return self.forward(density) / self.dense
 
-    def training(
-        self, method: str, density: Density | None = None, backward: Density | None = None, interval: int = 100
-    ) -> float:
+    def training(self, method: Method, density: Density | None = None, backward: Density | None = None) -> float:
         """A training step of the method, relative to a dense one (3 f_D).
 
-        method: one of `STEP`; for gradual pruning, whose density changes, see `gradual`.
+        method: such as `RigL(0.9, steps=32_000)`; for gradual pruning, whose density changes, see `gradual`.
         density: of the weights that the forward pass uses.
         backward: Top-KAST's density of the weights that get a gradient; all of them by default.
-        interval: RigL's steps between mask updates.
         """
-        if method not in STEP:
-            raise ValueError(f"method must be one of {', '.join(STEP)}, got {method!r}")
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1, got {interval}")
-        terms = Terms(self.forward(density), self.forward(backward), self.dense, interval)
-        return STEP[method](terms) / (3 * self.dense)
+        if backward is not None and not method.explores:
+            raise ValueError(f"{method.label} trains the weights that it uses: expected no backward density")
+        active = self.forward(density)
+        trainable = self.forward(backward) if method.explores else active
+        return method.step_flops(active, trainable, self.dense) / (3 * self.dense)
 
     def step(self, optimizer: Powerprop) -> float:
         """A training step with the optimiser's masks as they are now, relative to a dense one.
 
         2 f_active + f_trainable, to which RigL and SNFS add the gradients of all weights that they grow by.
         """
-        method = optimizer.sparsify
-        if isinstance(method, RigL):
-            return self.training("rigl", optimizer.active, interval=method.interval)
-        name = "snfs" if isinstance(method, SNFS) else "top-kast"
-        return self.training(name, optimizer.active, optimizer.trainable)
+        method, active, trainable = (
+            optimizer.sparsify,
+            self.forward(optimizer.active),
+            self.forward(optimizer.trainable),
+        )
+        if isinstance(method, Method):
+            return method.step_flops(active, trainable, self.dense) / (3 * self.dense)
+        return (2 * active + trainable) / (3 * self.dense)
 
     def gradual(self, density: Density, start: float = 0.2, stop: float = 0.8, interval: float = 1 / 16) -> float:
         """Training with gradual pruning, relative to dense: the mean of f_S / f_D over the whole of it.
@@ -139,9 +108,9 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
     """Count by one forward pass in eval mode; the model is left as it was.
 
     inputs: a batch, or the shape of one example, e.g. (3, 224, 224), which runs without computing anything.
-    where: the weights that count; by default those of all linear, convolutional and attention layers. Recurrent ones
-        can be counted too; norms, biases and embeddings count 0.
-    A weight that the pass does not reach counts 0; one that it uses twice counts twice.
+    where: the weights that count, by default all (see `select`); norms, biases and embeddings count 0.
+    A weight that the pass does not reach counts 0; one that it uses twice counts twice. In modules that are not torch's
+    own, a matrix counts once for every row of the input, if input and output have its two sizes; others are an error.
     """
     counts = dict.fromkeys(select(model, where), 0.0)
     with _uncompiled(model), _counting(model, counts), evaluating(model), torch.no_grad():
@@ -196,8 +165,7 @@ def _counting(model: nn.Module, counts: dict[str, float]) -> Iterator[None]:
     for module in model.modules():
         used = {attribute: p for attribute, p in _weights(module).items() if id(p) in known}
         for attribute, param in used.items():
-            _check_countable(module, param, known[id(param)])
-            hook = _hook(attribute, param.numel(), known[id(param)], counts)
+            hook = _hook(attribute, param.shape, known[id(param)], counts)
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
     try:
         yield
@@ -214,17 +182,30 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
     return own
 
 
-def _check_countable(module: nn.Module, param: Tensor, name: str) -> None:
-    if param.ndim > 1 and not isinstance(module, (*_COUNTED, nn.Embedding, nn.EmbeddingBag)):
-        kinds = ", ".join(kind.__name__.strip("_") for kind in _COUNTED)
-        raise ValueError(f"cannot tell how often {type(module).__name__} multiplies {name!r}; countable are {kinds}")
-
-
-def _hook(attribute: str, size: int, name: str, counts: dict[str, float]) -> Callable[..., None]:
+def _hook(attribute: str, shape: torch.Size, name: str, counts: dict[str, float]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        counts[name] += 2 * size * _positions(module, attribute, args, kwargs, output)
+        if isinstance(module, _COUNTED):
+            positions = _positions(module, attribute, args, kwargs, output)
+        else:
+            positions = _rows(module, shape, name, args, kwargs, output)
+        counts[name] += 2 * shape.numel() * positions
 
     return hook
+
+
+def _rows(
+    module: nn.Module, shape: torch.Size, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> float:
+    """How often a module that is not known multiplies a matrix: once for each row that goes in and comes out."""
+    if len(shape) < 2 or is_table(module):
+        return 0.0
+    given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    if given is not None and isinstance(out, Tensor) and given.shape[:-1] == out.shape[:-1]:
+        inner, outer = given.shape[-1], out.shape[-1]
+        if tuple(shape) in ((inner, outer), (outer, inner)):
+            return out.numel() / outer
+    kinds = ", ".join(kind.__name__.strip("_") for kind in _COUNTED)
+    raise ValueError(f"cannot tell how often {type(module).__name__} multiplies {name!r}; countable are {kinds}")
 
 
 def _positions(module: nn.Module, attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
@@ -240,7 +221,7 @@ def _positions(module: nn.Module, attribute: str, args: tuple[Any, ...], kwargs:
         sequence: Tensor | PackedSequence = args[0] if args else kwargs["input"]
         steps = sequence.data if isinstance(sequence, PackedSequence) else sequence
         return steps.numel() / module.input_size
-    return float(out.numel() / module.out_features) if isinstance(module, (nn.Linear, nn.Bilinear)) else 0.0
+    return float(out.numel() / module.out_features)
 
 
 def _tokens(attribute: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,19 @@ class Frozen:
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+
+    def confined(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """The closure, after which frozen parameters have no gradient either: optimisers call it inside their step."""
+        if closure is None or not self.parameters:
+            return closure
+
+        def evaluate() -> Any:
+            loss = closure()
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            return loss
+
+        return evaluate
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from powerprop.entries import count
-from powerprop.files import write_atomically
 from powerprop.select import Where, select
+from powerprop.tensorfiles import read_tensors, write_tensors
 
 __all__ = ["Masks", "pack", "unpack"]
 
-_FORMAT = "powerprop-masks-1"
+_FORMAT = "powerprop-masks-2"
 
 
 def pack(mask: Tensor) -> Tensor:
@@ -118,30 +115,22 @@ class Masks(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def apply(self, model: nn.Module) -> None:
-        """Set the masked weights of the model to exactly zero."""
+        """Set the masked weights of the model to exactly zero; if one mask does not fit, none is applied."""
         named = dict(model.named_parameters())
-        for name, mask in self.items():
-            weight = _weight(named, name, mask)
-            weight.masked_fill_(~mask.to(weight.device), 0)
+        weights = {name: _weight(named, name, mask) for name, mask in self.items()}
+        for name, weight in weights.items():
+            weight.masked_fill_(~self[name].to(weight.device), 0)
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file at one bit per weight, written atomically."""
+        """One safetensors file at one bit per weight with a checksum, written atomically."""
         shapes = {n: list(m.shape) for n, m in self.items()}
-        tensors = {n: pack(m) for n, m in self.items()}
-        write_atomically(path, to_safetensors(tensors, {"format": _FORMAT, "shapes": json.dumps(shapes)}))
+        write_tensors(path, _FORMAT, {n: pack(m) for n, m in self.items()}, shapes)
 
     @classmethod
     def load(cls, path: str | Path) -> Masks:
-        """Read what `save` wrote; a truncated or foreign file is an error that names it."""
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise ValueError(f"{path}: expected a file of format {_FORMAT!r}, got {metadata.get('format')!r}")
-                shapes = json.loads(metadata["shapes"])
-                return cls({n: unpack(file.get_tensor(n), tuple(s)) for n, s in shapes.items()})
-        except SafetensorError as error:
-            raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+        """Read what `save` wrote; a truncated, damaged or foreign file is an error that names it."""
+        tensors, shapes = read_tensors(path, _FORMAT)
+        return cls({n: unpack(tensors[n], tuple(s)) for n, s in shapes.items()})
 
     def __repr__(self) -> str:
         return f"Masks({len(self)} weights, {self.count():,} of {self.numel():,} kept, density {self.density():.4f})"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, confine, laid_out_like, masked
+from powerprop.entries import put_
 from powerprop.power import abs_power, flush, psi_inverse
 
 __all__ = ["Master"]
@@ -36,16 +37,8 @@ class Master:
         self._chunks: list[Chunk] | None = None
         self._place: tuple[Any, ...] = ()
         self._version = self._stepped_from = self._memory = -1
-        self._check()
         if alpha > 1:
             self._derive()
-
-    def _check(self) -> None:
-        if self.alpha > 1 and self.param.numel() and not self.param.detach().any():
-            raise ValueError(
-                f"{self.name!r} is all zero: φ = 0 is a fixed point for alpha = {self.alpha:g} > 1, so it would never "
-                f"learn; initialise it with non-zero values first, or leave it out through where="
-            )
 
     @property
     def idle(self) -> bool:
@@ -63,6 +56,11 @@ class Master:
             return self.param.detach()
         return self.phi.clone() if self.factor is None else self.phi * self.factor
 
+    def slope(self) -> Tensor:
+        """Ψ'(φ) = α|φ|^(α-1): how much faster than with α = 1 the weight moves."""
+        self.sync()
+        return torch.ones_like(self.param) if self.factor is None else self.factor * self.alpha
+
     # --- where φ comes from -------------------------------------------------------------------------------------
 
     def _derive(self) -> None:
@@ -71,6 +69,11 @@ class Master:
         source = self.weight.detach()
         self.phi = flush(psi_inverse(source, self.alpha), self.alpha) if self.alpha > 1 else source.clone()
         self._refresh()
+
+    @property
+    def ours(self) -> bool:
+        """True if nobody but us has written to the weight since we last did."""
+        return self.param._version == self._version
 
     def _make_proxy(self) -> None:
         """A float32 stand-in for a weight of fewer bits, whose small updates would be lost in rounding."""
@@ -112,7 +115,7 @@ class Master:
         Weights that the active mask hides keep their φ.
         """
         self._follow()
-        if self.param._version == self._version or self.phi is None:
+        if self.ours or self.phi is None:
             return
         changed = self.param.detach() != self._shown().to(self.param.dtype)
         if self.active is not None:
@@ -169,14 +172,22 @@ class Master:
         if self.alpha == 1 and active is None and trainable is None:
             self.phi = self.proxy = None
 
-    def _mask(self, mask: Tensor | None) -> Tensor | None:
+    def check_mask(self, mask: Tensor | None) -> None:
+        """An error that names the weight if the mask does not fit it."""
         if mask is None:
-            return None
+            return
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"a mask for {self.name!r} must be a bool tensor, got {type(mask).__name__}")
         if mask.dtype != torch.bool or mask.shape != self.param.shape:
             raise ValueError(
                 f"a mask for {self.name!r} must be a bool tensor of shape {tuple(self.param.shape)}, "
                 f"got {mask.dtype} of shape {tuple(mask.shape)}"
             )
+
+    def _mask(self, mask: Tensor | None) -> Tensor | None:
+        self.check_mask(mask)
+        if mask is None:
+            return None
         return laid_out_like(mask.detach().to(self.param.device, copy=True), self.param)
 
     def _drop(self, where: Tensor) -> None:
@@ -194,16 +205,14 @@ class Master:
         """
         self.pull, self._chunks = pull, None
 
-    def put(self, where: Tensor, theta: Tensor) -> None:
-        """Give the weights at `where` these values: grown weights, or weights that are initialised again."""
+    def put(self, where: Tensor, values: Tensor) -> None:
+        """Give the weights at `where` these values, one for each: weights that are grown or initialised again."""
         self.sync()
-        places = where.flatten().nonzero().squeeze(1)
-        values = theta.flatten().index_select(0, places)
         if self.phi is None:
-            self.param.detach().put_(places, values.to(self.param))
+            put_(self.param.detach(), where, values.to(self.param))
             self._version = self.param._version
         else:
-            self.phi.put_(places, psi_inverse(values.to(self.phi), self.alpha))
+            put_(self.phi, where, psi_inverse(values.to(self.phi), self.alpha))
             self._refresh()
 
     # --- the hot path -------------------------------------------------------------------------------------------
@@ -253,12 +262,33 @@ class Master:
 
     # --- saving -------------------------------------------------------------------------------------------------
 
-    def restore(self, phi: Tensor | None, active: Tensor | None, trainable: Tensor | None) -> None:
-        """Take up saved φ and masks. The model's weight is not touched: the next step compares it with φ."""
-        self.active, self.trainable = self._mask(active), self._mask(trainable)
-        self.phi, self.pull, self._place, self._version = phi, None, (), -1
+    def restore(
+        self, phi: Tensor | None, active: Tensor | None, trainable: Tensor | None, theta: Tensor | None = None
+    ) -> None:
+        """Take up saved φ and masks, or θ where there is no φ.
+
+        A weight that we were the last to write, by wrapping it if by nothing else, becomes Ψ(φ) ⊙ active. One that
+        somebody else has written since is not touched: the next step compares it with φ, and it wins where it differs.
+        """
+        ours = self.ours
+        self.active = self._mask(active)
+        self.trainable = self.active if trainable is active else self._mask(trainable)
+        self.phi, self.factor, self.pull, self._place, self._version = phi, None, None, (), -1
         self.proxy = None if phi is None else self.proxy
         self._follow()
+        if ours and phi is not None:
+            self._write()
+        elif ours and theta is not None:
+            self.param.detach().copy_(theta if self.active is None else masked(theta.to(self.param), self.active))
+            self._publish()
+
+    def accept(self, ours: bool) -> None:
+        """Count what was written to the weight since as ours, if it was ours before."""
+        self._version = self.param._version if ours else -1
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chunks": None, "_place": (), "_version": -1}
+        return {**self.__dict__, "_chunks": None, "_place": (), "_version": self.ours}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.accept(state["_version"])

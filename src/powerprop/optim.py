@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from powerprop.absorb import masked
+from powerprop.closures import asks_for_closure, confined, evaluated
 from powerprop.entries import zero_
 from powerprop.freeze import Frozen
-from powerprop.masks import Masks, pack, unpack
+from powerprop.masks import Masks
 from powerprop.master import Master
+from powerprop.optim_checks import check_kinds, check_masks, check_weight, check_where, nothing_chosen
+from powerprop.optim_load import load_state
+from powerprop.optim_state import State, with_parts
 from powerprop.power import check_alpha
 from powerprop.select import Where, select
+from powerprop.stand_ins import lent, standing_in
 
 __all__ = ["Powerprop", "Sparsifier"]
 
@@ -70,117 +72,148 @@ class Powerprop(Optimizer):
         where: Where | None = None,
         sparsify: Sparsifier | None = None,
     ) -> None:
-        _check_kinds(optimizer, model, sparsify)
+        check_kinds(optimizer, model, sparsify)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
         self.alpha = check_alpha(alpha)
-        self.base, self.model, self.where = optimizer, model, _repeatable(where)
+        self.base, self.model, self.where = optimizer, model, check_where(where)
+        self.alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
+        self.asks_for_closure = asks_for_closure(optimizer)
         self.sparsify: Sparsifier | None = None
         self.masters: dict[str, Master] = {}
         self.frozen = Frozen()
         self.stepping = False
-        self._alpha_key = "powerprop_alpha" if "alpha" in optimizer.defaults else "alpha"
-        self.asks_for_closure = _asks_for_closure(optimizer)
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._share()
+        self._alphas: dict[nn.Parameter, float] = {}
+        self._take_up(first=0)
         if not self.masters:
-            raise ValueError(_nothing_chosen(model, where))
+            raise ValueError(nothing_chosen(model, where))
         self.sparsify = sparsify
         if sparsify is not None:
             sparsify.attach(self)
 
-    def _share(self) -> None:
-        """The groups and the state are the base optimiser's own objects, not copies."""
-        self.param_groups = self.base.param_groups
-        self.state = self.base.state
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base optimiser's own groups."""
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if hasattr(self, "base"):  # torch's constructor begins with none
+            self.base.param_groups = groups
+
+    @property  # type: ignore[override]
+    def state(self) -> State:
+        """The base optimiser's state, and with that of each weight φ and masks, for tools that look for them here."""
+        return State(self)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if hasattr(self, "base"):
+            self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as for any optimiser; the weights among them get α by the same rule.
 
         A sparsifier has laid out its masks by then, so that no more weights can come under it; biases and norms can.
         """
-        if any(param_group is group for group in self.base.param_groups):
-            self._take_up(param_group)
+        if not hasattr(self, "base"):  # torch's constructor hands over the groups that the base optimiser has already
             return
         self.base.add_param_group(param_group)
-        self._share()
         try:
-            self._take_up(self.base.param_groups[-1])
+            self._take_up(first=len(self.param_groups) - 1)
         except (TypeError, ValueError):
             self.base.param_groups.pop()
             raise
 
-    def _take_up(self, group: dict[str, Any]) -> None:
-        number = [g is group for g in self.base.param_groups].index(True)
-        alpha = check_alpha(group.get(self._alpha_key, self.alpha), f"group {number}")
-        mine = {id(p) for p in group["params"]}
+    def _take_up(self, first: int) -> None:
+        """Give α to the weights of all groups from this one on."""
+        groups = self.param_groups[first:]
+        key, default = self.alpha_key, self.alpha
+        alphas = [check_alpha(g.get(key, default), f"group {number}") for number, g in enumerate(groups, first)]
+        place = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         chosen = select(self.model, self.where).items()
-        new = {n: p for n, p in chosen if id(p) in mine and n not in self.masters}
+        new = [(place[id(p)], n, p) for n, p in chosen if id(p) in place and n not in self.masters]
         if new and self.sparsify is not None:
+            names = ", ".join(repr(n) for _, n, _ in new)
             raise ValueError(
-                f"{type(self.sparsify).__name__} has its layers and cannot take in {', '.join(map(repr, new))} later: "
+                f"{type(self.sparsify).__name__} has its layers and cannot take in {names} later: "
                 f"hand all weights to the optimiser before wrapping it, or leave them out through where="
             )
-        self.masters |= {n: self._master(n, p, alpha) for n, p in new.items()}
-
-    def _master(self, name: str, param: nn.Parameter, alpha: float) -> Master:
-        if isinstance(param, UninitializedParameter):
-            raise ValueError(f"{name!r} has no shape yet: run one forward pass before wrapping the optimiser")
-        return Master(name, param, alpha)
+        for number, name, param in new:
+            check_weight(name, param, alphas[number])
+        for number, name, param in sorted(new, key=lambda weight: weight[0]):
+            self.masters[name] = Master(name, param, alphas[number])
+        self._alphas |= {g["params"][0]: alpha for g, alpha in zip(groups, alphas, strict=True) if g["params"]}
 
     # --- the step -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the base optimiser towards its virtual target, then φ and the model's weights."""
+        self._check_alphas()
+        if closure is None and self._only_initialises():
+            return self._initialise()
         if self.sparsify is not None:
-            first, closure = _evaluated(closure)
+            first, closure = evaluated(closure)
             if self.sparsify.before_step(self):
                 return first
         busy = [m for m in self.masters.values() if not m.idle and not self.frozen.holds(m.param)]
         for master in busy:
             master.before_step()
         if closure is not None and self.asks_for_closure:
-            closure = _confined(closure, busy)
-        with self.frozen.hidden(), self._proxied(closure) as wrapped:
-            self.stepping = True
-            try:
-                loss = self.base.step() if wrapped is None else self.base.step(wrapped)
-            finally:
-                self.stepping = False
+            closure = confined(closure, busy)
+        loss = self._base_step(closure)
+        held = self._held([m for m in busy if not m.written])
         for master in busy:
-            if master.written or self._has_step(master.param):
+            if master.written or id(master.param) in held:
                 master.absorb()
         self.frozen.restore()
         if self.sparsify is not None:
             self.sparsify.after_step(self)
         return loss
 
-    def _has_step(self, param: nn.Parameter) -> bool:
-        """True if the base optimiser holds the parameter and a gradient for it, and so may have moved it unseen."""
-        return param.grad is not None and any(param is p for group in self.base.param_groups for p in group["params"])
-
-    @contextmanager
-    def _proxied(self, closure: Callable[[], Any] | None = None) -> Iterator[Callable[[], Any] | None]:
-        """Let the base optimiser see float32 stand-ins for half-precision weights, here and only here."""
+    def _base_step(self, closure: Callable[[], Any] | None) -> Any:
         pairs = [(m.param, m.proxy) for m in self.masters.values() if m.proxy is not None]
-        if not pairs:
-            yield closure
-            return
-        _lend_gradients(pairs)
-        self._swap(pairs)
-        try:
-            yield None if closure is None else _lending(closure, pairs)
-        finally:
-            self._swap([(proxy, param) for param, proxy in pairs])
-            for _, proxy in pairs:
-                proxy.grad = None
+        closure = lent(self.frozen.confined(closure), pairs)
+        with self.frozen.hidden(), standing_in(self.base, pairs):
+            self.stepping = True
+            try:
+                return self.base.step() if closure is None else self.base.step(closure)
+            finally:
+                self.stepping = False
 
-    def _swap(self, pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
-        new = {id(old): (old, now) for old, now in pairs}
-        for group in self.base.param_groups:
-            group["params"] = [new[id(p)][1] if id(p) in new else p for p in group["params"]]
-        for old, now in new.values():
-            if old in self.base.state:
-                self.base.state[now] = self.base.state.pop(old)
+    def _held(self, unseen: list[Master]) -> set[int]:
+        """The parameters with a gradient that the base optimiser holds, and so may have moved without a trace."""
+        if all(master.param.grad is None for master in unseen):
+            return set()
+        return {id(p) for group in self.param_groups for p in group["params"] if p.grad is not None}
+
+    def _check_alphas(self) -> None:
+        for number, group in enumerate(self.param_groups):
+            alpha = group.get(self.alpha_key, self.alpha)
+            was = self._alphas.get(group["params"][0], alpha) if group["params"] else alpha
+            if alpha != was:
+                raise ValueError(
+                    f"group {number} was wrapped with alpha={was:g}, which cannot become {alpha!r} later: φ belongs to "
+                    f"its α; wrap the base optimiser anew"
+                )
+
+    def _only_initialises(self) -> bool:
+        """True for the step that `torch.distributed.checkpoint` takes to learn which names the state will have.
+
+        All learning rates and gradients are zero, and there is no state yet.
+        """
+        if self.base.state or any(float(group.get("lr", 1.0)) != 0 for group in self.param_groups):
+            return False
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        return bool(grads) and not any(grad.any() for grad in grads)
+
+    def _initialise(self) -> Any:
+        """It is no step of training: neither the sparsifier counts it, nor does φ follow it."""
+        ours = {name: master.ours for name, master in self.masters.items()}
+        loss = self._base_step(None)
+        for name, master in self.masters.items():
+            master.accept(ours[name])
+        return loss
 
     # --- masks --------------------------------------------------------------------------------------------------
 
@@ -197,9 +230,7 @@ class Powerprop(Optimizer):
         active are exactly zero in the model; keep says whether their values come back when they are active again.
         """
         for masks in (active, trainable):
-            unknown = set(masks or ()) - set(self.masters)
-            if unknown:
-                raise KeyError(f"masks for {sorted(unknown)}, but the weights here are {sorted(self.masters)}")
+            check_masks(masks or {}, self.masters)
         for name, master in self.masters.items():
             master.set_masks(
                 None if active is None else active.get(name),
@@ -241,6 +272,16 @@ class Powerprop(Optimizer):
         return norm
 
     @torch.no_grad()
+    def slope(self, name: str) -> Tensor:
+        """Ψ'(φ) = α|φ|^(α-1) of a weight, in its shape: what a gradient or a move of w is multiplied by to be one of φ.
+
+        Inner products of gradients belong in φ-space: weigh them by the square of this. With α = 1 it is one.
+        """
+        if name not in self.masters:
+            raise KeyError(f"no weight {name!r} here; there are {', '.join(self.masters)}")
+        return self.masters[name].slope()
+
+    @torch.no_grad()
     def reset_state(self, name: str, where: Tensor) -> None:
         """Zero the base optimiser's memory (momentum, squares, …) of some entries of a weight."""
         param = self.masters[name].param
@@ -250,50 +291,31 @@ class Powerprop(Optimizer):
 
     # --- saving -------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """The base optimiser's state dict, with φ, the masks and the sparsifier's state under "powerprop"."""
-        state = self.base.state_dict()
-        state["powerprop"] = {
-            "weights": {n: _pack_master(m) for n, m in self.masters.items()},
-            "sparsify": None if self.sparsify is None else self.sparsify.state_dict(),
-        }
+        """The base optimiser's state dict, with φ, masks and the sparsifier's state in the state of each weight."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        for master in self.masters.values():
+            master.sync()
+        state = with_parts(self, self.base.state_dict())
+        for changed in self._optimizer_state_dict_post_hooks.values():
+            state = changed(self, state) or state
         return state
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken; a plain optimiser's state is taken too, with φ from the weights.
 
-        The model's weights are loaded separately; wherever they are not Ψ(φ) ⊙ active, the weights win.
+        The model's weights may be loaded before wrapping, after it, or after this. They win wherever somebody wrote
+        them after us and they are not Ψ(φ) ⊙ active. A state that does not fit is refused, and changes nothing.
         """
-        own = state_dict.get("powerprop")
-        self._check_groups(state_dict["param_groups"])
-        if own is not None:
-            self._check_state(own)
-            if self.sparsify is not None:  # before the weights: it refuses what does not fit
-                self.sparsify.load_state_dict(own["sparsify"])
-            for name, saved in own["weights"].items():
-                _unpack_master(self.masters[name], saved)
-        with self._proxied():
-            self.base.load_state_dict({k: v for k, v in state_dict.items() if k != "powerprop"})
-        self._share()
-
-    def _check_groups(self, saved: list[dict[str, Any]]) -> None:
-        have, want = ([len(group["params"]) for group in groups] for groups in (saved, self.base.param_groups))
-        if have != want:
-            raise ValueError(f"the state is of groups with {have} parameters, not {want}")
-
-    def _check_state(self, own: Mapping[str, Any]) -> None:
-        if set(own["weights"]) != set(self.masters):
-            raise ValueError(f"the state is of weights {sorted(own['weights'])}, not {sorted(self.masters)}")
-        if (own["sparsify"] is None) != (self.sparsify is None):
-            have, want = (["no", "a"][x is not None] for x in (own["sparsify"], self.sparsify))
-            raise ValueError(f"the state was saved with {have} sparsify=, this optimiser has {want} sparsify=")
-        for name, saved in own["weights"].items():
-            master, shape = self.masters[name], tuple(saved["shape"])
-            if saved["alpha"] != master.alpha:
-                raise ValueError(f"{name!r} was saved with alpha={saved['alpha']}, not {master.alpha}")
-            if shape != tuple(master.param.shape):
-                raise ValueError(f"{name!r} was saved with shape {shape}, not {tuple(master.param.shape)}")
+        state = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state = hook(self, state) or state
+        load_state(self, state)
+        for done in self._optimizer_load_state_dict_post_hooks.values():
+            done(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # A scheduler puts a `step` here that is bound to this very object; a copy must have its own.
@@ -303,97 +325,9 @@ class Powerprop(Optimizer):
         return f"Powerprop(alpha={self.alpha:g}, {len(self.masters)} weights, base={self.base!r})"
 
 
-def _check_kinds(optimizer: object, model: object, sparsify: object) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if isinstance(optimizer, Powerprop):
-        raise TypeError(f"this optimizer is a Powerprop already, wrap its .base instead: {optimizer!r}")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if sparsify is not None and (isinstance(sparsify, type) or not hasattr(sparsify, "attach")):
-        raise TypeError(f"sparsify must be a method such as RigL(sparsity=0.9, steps=10_000), got {sparsify!r}")
-
-
-def _repeatable(where: Where | None) -> Where | None:
-    """Patterns as a list: it is asked once for every group."""
-    return where if where is None or isinstance(where, str) or callable(where) else list(where)
-
-
 def _among(grad: Tensor, mask: Tensor | None) -> Tensor:
     return grad if mask is None else masked(grad, mask.to(grad.device))
 
 
-def _nothing_chosen(model: nn.Module, where: Where | None) -> str:
-    names = [n for n, _ in model.named_parameters()]
-    shown = ", ".join([*names[:5], *(["..."] if names[5:] else [])])
-    return (
-        f"no weight to give alpha to: the optimiser holds none that where={where!r} chooses among the model's "
-        f"parameters: {shown or 'none'}; does it hold this model's parameters, not a copy's? where= chooses others"
-    )
-
-
 def _or_ones(mask: Tensor | None, param: Tensor) -> Tensor:
     return torch.ones_like(param, dtype=torch.bool) if mask is None else mask.clone()
-
-
-def _evaluated(closure: Callable[[], Any] | None) -> tuple[Any, Callable[[], Any] | None]:
-    """The closure's first loss, with its gradients, and a closure that does not compute that one again."""
-    if closure is None:
-        return None, None
-    with torch.enable_grad():
-        first = closure()
-    known = [first]
-    return first, lambda: known.pop() if known else closure()
-
-
-def _asks_for_closure(optimizer: Optimizer) -> bool:
-    """True if a step cannot do without a closure: such optimisers (LBFGS) evaluate it several times in one step."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def _confined(closure: Callable[[], Any], masters: list[Master]) -> Callable[[], Any]:
-    """The closure, with gradients of trainable weights alone, lest its next evaluation see moves that masks undo."""
-
-    def confined() -> Any:
-        loss = closure()
-        for master in masters:
-            master.confine_gradient()
-        return loss
-
-    return confined
-
-
-def _lend_gradients(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    for param, proxy in pairs:
-        proxy.grad = None if param.grad is None else param.grad.to(proxy.dtype)
-
-
-def _lending(closure: Callable[[], Any], pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> Callable[[], Any]:
-    """The closure evaluates the model at the stand-ins' values and hands its gradients to them."""
-
-    def lent() -> Any:
-        with torch.no_grad():
-            for param, proxy in pairs:
-                param.copy_(proxy)
-        loss = closure()
-        _lend_gradients(pairs)
-        return loss
-
-    return lent
-
-
-def _pack_master(master: Master) -> dict[str, Any]:
-    masks = {"active": master.active, "trainable": master.trainable}
-    return {
-        "alpha": master.alpha,
-        "shape": list(master.param.shape),
-        "phi": None if master.phi is None else master.phi.clone(),
-        **{k: None if m is None else pack(m) for k, m in masks.items()},
-    }
-
-
-def _unpack_master(master: Master, saved: Mapping[str, Any]) -> None:
-    masks = [None if saved[k] is None else unpack(saved[k], tuple(saved["shape"])) for k in ("active", "trainable")]
-    phi = saved["phi"]
-    master.restore(None if phi is None else phi.clone(), *masks)

@@ -23,9 +23,13 @@ _MAX_PRODUCTS = 8
 
 def check_alpha(alpha: float, name: str = "") -> float:
     """α as a float, or an error that repeats it: Ψ is defined for finite α ≥ 1."""
-    value = float(alpha)
+    whose = f" for {name!r}" if name else ""
+    try:
+        value = math.nan if isinstance(alpha, str) else float(alpha)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"alpha must be a finite number >= 1, got {alpha!r}{whose}") from None
     if not (math.isfinite(value) and value >= 1.0):
-        raise ValueError(f"alpha must be a finite number >= 1, got {alpha!r}{f' for {name!r}' if name else ''}")
+        raise ValueError(f"alpha must be a finite number >= 1, got {alpha!r}{whose}")
     return value
 
 

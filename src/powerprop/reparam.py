@@ -38,11 +38,13 @@ def reparametrize(model: nn.Module, alpha: float, where: Where | None = None) ->
     The reference twin of `Powerprop`: with plain SGD both take the same steps. An optimiser made afterwards sees
     φ itself, so Adam and its kin undo part of the effect (paper, section 2 and appendix A).
     """
-    check_alpha(alpha)
+    alpha = check_alpha(alpha)
     _refuse_tied(model)
-    for name, weight in select(model, where).items():
+    chosen = select(model, where)
+    for name, weight in chosen.items():
         if alpha > 1 and weight.numel() and not weight.detach().any():
             raise ValueError(f"{name!r} is all zero: φ = 0 is a fixed point for alpha = {alpha:g} > 1; initialise it")
+    for name in chosen:
         owner, _, attribute = name.rpartition(".")
         parametrize.register_parametrization(model.get_submodule(owner), attribute, Power(alpha))
     return model

@@ -223,10 +223,9 @@ class HAT(Strategy):
                 new.append(self.embeddings[key])
             self.embeddings[key].detach().copy_(e)
         if new:
-            rate = self.gate_lr or self._rates[0]
+            rate = {} if self.gate_lr is None else {"lr": self.gate_lr}
             decay = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
-            self.optimizer.add_param_group({"params": new, "lr": rate, **decay})
-            self._rates.append(rate)
+            self._train_also(new, **rate, **decay)
 
     def _protect(self, learning: int | None) -> None:
         """Hold what earlier tasks depend on, in the optimiser."""

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from powerprop.continual.objective import OBJECTIVES, Objective
-from powerprop.files import write_atomically
 from powerprop.optim import Powerprop
+from powerprop.tensorfiles import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from powerprop.continual.strategy import Strategy
@@ -28,24 +26,13 @@ FORMAT = "powerprop-learner-2"
 
 
 def write_learner(path: str | Path, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
-    """Write tensors and plain data as one file, whole or not at all."""
-    metadata = {FORMAT: json.dumps(data, allow_nan=False)}  # one entry: their order in the file is not fixed
-    content = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    write_atomically(path, to_safetensors(content, metadata))
+    """Write tensors and plain data as one file with a checksum, whole or not at all."""
+    write_tensors(path, FORMAT, tensors, data)
 
 
 def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_learner` wrote, onto the CPU; a truncated or foreign file is an error that names it."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            if FORMAT not in metadata:
-                raise ValueError(
-                    f"{path} is not a saved learner: expected {FORMAT!r} in its header, got {list(metadata)}"
-                )
-            return {n: file.get_tensor(n) for n in file.keys()}, json.loads(metadata[FORMAT])  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+    """Read what `write_learner` wrote, onto the CPU; a truncated, damaged or foreign file is an error that names it."""
+    return read_tensors(path, FORMAT)
 
 
 # --- a learner as tensors and plain data ------------------------------------------------------------------------

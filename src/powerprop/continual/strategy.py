@@ -33,6 +33,8 @@ Progress = Callable[[str, int, float], None]
 """Hears the phase of the work, its step and the mean loss since it last heard."""
 
 HEARD_EVERY = 100
+LEAST_SHARE = 1e-6
+"""Of the loss, for the task in hand; less is rounding."""
 PURPOSES = ("batches", "layers", "weights", "labels", "revived", "layers at the end")
 """Purposes of random numbers that have kept their seeds; those of other names are derived from the name."""
 
@@ -167,10 +169,13 @@ class Strategy:
         self._tally.add(loss)
         rehearsals = [each for found in self._act("rehearse") for each in found or ()]
         share = 1.0 - sum(each.share for each in rehearsals)
+        if share < LEAST_SHARE:
+            shares = [each.share for each in rehearsals]
+            raise ValueError(f"rehearsals have shares of {shares} of the loss, which leave none for the task in hand")
         _scaled(loss if share == 1.0 else share * loss, scaler).backward()  # type: ignore[no-untyped-call]
-        for batch, task, share in rehearsals:
-            with self.viewing(task) as model:
-                again = self.objective.loss(model, to_device(batch, self.device), task)
+        for batch, task, share, loss_of in rehearsals:
+            with self.viewing(task if isinstance(task, int) else None) as model:
+                again = (loss_of or self.objective.loss)(model, to_device(batch, self.device), task)
             _scaled(share * again, scaler).backward()  # type: ignore[no-untyped-call]
 
     def update(self, scaler: GradScaler | None = None) -> None:
@@ -191,6 +196,7 @@ class Strategy:
             scaler.update()
         now.step += 1
         self._act("after_step")
+        now.batch = None
         if now.step % HEARD_EVERY == 0:
             self._mean = self._tally.take(now.step)
 
@@ -423,9 +429,13 @@ class Strategy:
         """Parameters that the model has got since the last task go to the optimiser, at the rate of its first group."""
         new = [p for p in self.model.parameters() if id(p) not in self._known]
         if new:
-            self.optimizer.add_param_group({"params": new, "lr": self._rates[0]})
-            self._rates.append(self._rates[0])
+            self._train_also(new)
             self._known |= {id(parameter) for parameter in new}
+
+    def _train_also(self, parameters: list[nn.Parameter], **settings: Any) -> None:
+        """Further parameters, of the model or of the method itself, for the optimiser to train."""
+        self.optimizer.add_param_group({"params": parameters, "lr": self._rates[0], **settings})
+        self._rates.append(settings.get("lr", self._rates[0]))
 
     # --- saving -------------------------------------------------------------------------------------------------
 

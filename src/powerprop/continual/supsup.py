@@ -78,8 +78,7 @@ class SupSup(Inferring):
         if weights == "signed":
             self._sign_weights()
         self.scores = {n: nn.Parameter(torch.zeros_like(m.param)) for n, m in self.nets.masters.items()}
-        self.optimizer.add_param_group({"params": list(self.scores.values()), "lr": self._rates[0]})
-        self._rates.append(self._rates[0])
+        self._train_also(list(self.scores.values()))
         self._handles: list[RemovableHandle] = []
 
     @torch.no_grad()
@@ -149,7 +148,7 @@ class Supermasks(Subnetworks):
         super().__init__(model, optimizer, *options)
         self.masks = BitMasks({n: m.param.shape for n, m in self.masters.items()})
 
-    def open(self, task: int, generator: torch.Generator) -> None:
+    def open(self, task: int, generator: torch.Generator, visible: Masks | None = None) -> None:
         """Nothing is trained but the head of the task; running statistics are taken from the first one."""
         self._follow()
         self._holder.hold((), task)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from torch import Tensor
 from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
 from powerprop.data.sources import CifarSource
-from powerprop.data.store import Bytes, check, corrupt, download_root, not_found, roots
+from powerprop.data.store import Bytes, check, corrupt, download_root, not_found, read_checked, roots
 from powerprop.files import write_atomically
+
+NPY_HEADER_BYTES = 4096
 
 
 class _Array:
@@ -58,8 +62,7 @@ class _BytesUnpickler(pickle.Unpickler):
 
 def read_batch(path: Path, expected_md5: str) -> dict[str, Any]:
     """The dictionary in a CIFAR file whose md5 must be the published one; arrays are of bytes."""
-    data = path.read_bytes()
-    check(data, expected_md5, path)
+    data = read_checked(path, expected_md5)
     try:
         content = _BytesUnpickler(io.BytesIO(data), encoding="bytes").load()
     except pickle.UnpicklingError as error:
@@ -97,12 +100,25 @@ def _train(source: CifarSource, folder: Path) -> tuple[Tensor, Tensor, str]:
 
 
 def _partial_train(source: CifarSource, path: Path) -> tuple[Tensor, Tensor, str]:
-    with np.load(path, allow_pickle=False) as arrays:
-        x, y = np.ascontiguousarray(arrays["x"].transpose(0, 3, 1, 2)), arrays["fine"]
+    pixels, y = _partial_array(source, path, "x", 3072), _partial_array(source, path, "fine", 8)
+    x = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
     check(x, source.partial_md5[0], path, "its pixels")
     check(y, source.partial_md5[1], path, "its labels")
     note = f"{source.name}: only the first {len(y):,} training images of the published file"
     return torch.from_numpy(x), torch.from_numpy(y).long(), note
+
+
+def _partial_array(source: CifarSource, path: Path, name: str, row_bytes: int) -> Any:
+    """One of the arrays, of which no more is decompressed than there should be."""
+    limit = source.partial_rows * row_bytes + NPY_HEADER_BYTES
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise ValueError(f"{name!r} is longer than {limit:,} bytes")
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, KeyError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise corrupt(path, f"its array {name!r} cannot be read ({error})") from error
 
 
 def _images(source: CifarSource, folder: Path, train_x: Tensor, train_y: Tensor, note: str) -> Images:
@@ -113,7 +129,7 @@ def _images(source: CifarSource, folder: Path, train_x: Tensor, train_y: Tensor,
 
 def _download(source: CifarSource, folder: Path) -> list[str]:
     archive = folder.parent / source.archive.rsplit("/", 1)[1]
-    failures = fetch([source.archive], archive, source.archive_md5)
+    failures = fetch([source.archive], archive, source.archive_md5, source.archive_size)
     if not failures:
         with tarfile.open(archive) as tar:
             for name in source.md5:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from powerprop.data.pictures import open_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,7 +30,7 @@ Box = tuple[int, int, int, int]
 
 def random_resized_crop(data: bytes, size: int, generator: torch.Generator) -> Tensor:
     """For training: a random part of the picture, resized, mirrored half of the time (Szegedy et al. 2015)."""
-    image = _open(data)
+    image = open_picture(data, "RGB")
     box = random_box(*image.size, generator)
     pixels = _resized(image, size, size, box)
     return pixels.flip(-1) if torch.rand((), generator=generator) < 0.5 else pixels
@@ -54,7 +55,7 @@ def centre_crop(data: bytes, size: int, resize: int) -> Tensor:
     """For evaluation: the shorter side resized to `resize`, then the middle `size` x `size`."""
     if size > resize:
         raise ValueError(f"the crop must not exceed the resized picture, got size {size} and resize {resize}")
-    image = _open(data)
+    image = open_picture(data, "RGB")
     short = min(image.size)
     width, height = (max(resize, round(side * resize / short)) for side in image.size)
     pixels = _resized(image, width, height, (0, 0, *image.size))
@@ -67,14 +68,6 @@ def standardise(x: Tensor, device: torch.device) -> Tensor:
     mean, std = (torch.tensor(v, device=device).mul_(255).view(3, 1, 1) for v in (MEAN, STD))
     x = x.to(device, non_blocking=True).float()
     return x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
-
-
-def _open(data: bytes) -> Image:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("these pictures are JPEG files: `pip install pillow` to read them") from error
-    return Image.open(io.BytesIO(data)).convert("RGB")
 
 
 def _resized(image: Image, width: int, height: int, box: Box) -> Tensor:

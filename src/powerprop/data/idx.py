@@ -13,8 +13,17 @@ import torch
 
 from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
-from powerprop.data.sources import IdxSource
-from powerprop.data.store import Bytes, check, corrupt, digest, download_root, not_found, roots
+from powerprop.data.sources import IdxFile, IdxSource
+from powerprop.data.store import (
+    Bytes,
+    check,
+    corrupt,
+    download_root,
+    file_digest,
+    not_found,
+    read_checked,
+    roots,
+)
 
 Download = Callable[[IdxSource, Path], list[str]]
 
@@ -22,7 +31,7 @@ Download = Callable[[IdxSource, Path], list[str]]
 def load_idx(source: IdxSource, root: str | Path | None = None, download: bool = True) -> Images:
     """The set from the first folder that has all four files, else from its mirrors."""
     paths = locate(source, root, download_files if download else None)
-    arrays = [read_idx(path, file.md5) for path, file in zip(paths, source.files, strict=True)]
+    arrays = [read_idx(path, file) for path, file in zip(paths, source.files, strict=True)]
     train_x, train_y, test_x, test_y = (torch.from_numpy(array) for array in arrays)
     return Images(
         source.name, train_x.unsqueeze(1), train_y.long(), test_x.unsqueeze(1), test_y.long(), source.class_names
@@ -77,22 +86,27 @@ def find(folder: Path, name: str) -> Path | None:
     return next((folder / spelling for spelling in spellings(name) if (folder / spelling).is_file()), None)
 
 
-def read_idx(path: Path, expected_md5: str) -> Bytes:
-    """The array in an IDX file of bytes, plain or gzipped, whose content must have the md5."""
-    data = _gunzip(path, expected_md5) if path.suffix == ".gz" else np.fromfile(path, np.uint8)
-    check(data, expected_md5, path, "its content")
-    ndim = int(data[3])
-    shape = data[4 : 4 + 4 * ndim].view(">u4").tolist()
-    return data[4 + 4 * ndim :].reshape(shape)
+def read_idx(path: Path, file: IdxFile) -> Bytes:
+    """The array in an IDX file of bytes, plain or gzipped, whose content must be the published one."""
+    data = _gunzip(path, file) if path.suffix == ".gz" else bytearray(read_checked(path, file.md5))
+    content = np.frombuffer(data, np.uint8)
+    ndim = int(content[3])
+    shape = content[4 : 4 + 4 * ndim].view(">u4").tolist()
+    return content[4 + 4 * ndim :].reshape(shape)
 
 
-def _gunzip(path: Path, expected_md5: str) -> Bytes:
-    raw = path.read_bytes()
+def _gunzip(path: Path, file: IdxFile) -> bytearray:
+    """The content, of which no more is decompressed than there should be."""
     try:
-        return np.frombuffer(bytearray(gzip.decompress(raw)), np.uint8)
+        with gzip.open(path) as stream:
+            data = bytearray(stream.read(file.size + 1))
     except (OSError, EOFError, zlib.error) as error:
-        reason = f"it cannot be decompressed ({error}) and has the md5 {digest(raw, expected_md5)}"
-        raise corrupt(path, f"{reason}, its content is expected to have {expected_md5}") from error
+        reason = f"it cannot be decompressed ({error}) and has the md5 {file_digest(path, file.md5)}"
+        raise corrupt(path, f"{reason}, its content is expected to have {file.md5}") from error
+    if len(data) > file.size:
+        raise corrupt(path, f"its content is longer than the {file.size:,} bytes expected")
+    check(bytes(data), file.md5, path, "its content")
+    return data
 
 
 def download_files(source: IdxSource, folder: Path) -> list[str]:
@@ -100,7 +114,7 @@ def download_files(source: IdxSource, folder: Path) -> list[str]:
     for file in source.files:
         if find(folder, file.name) is None:
             urls = [f"{mirror}{file.name}.gz" for mirror in source.mirrors]
-            failures = fetch(urls, folder / f"{file.name}.gz", file.md5_gz)
+            failures = fetch(urls, folder / f"{file.name}.gz", file.md5_gz, file.size_gz)
             if failures:
                 return failures
     return []

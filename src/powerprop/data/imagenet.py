@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from powerprop.data.pictures import read_picture
 from powerprop.data.shards import Shards
 from powerprop.data.store import not_found, roots
 
@@ -26,6 +27,8 @@ class Pictures(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, row: int) -> bytes: ...
+
+    def origin(self, row: int) -> str: ...
 
 
 class Folder:
@@ -49,7 +52,11 @@ class Folder:
 
     def read(self, row: int) -> bytes:
         """The encoded picture."""
-        return Path(self.paths[row]).read_bytes()
+        return read_picture(Path(self.paths[row]))
+
+    def origin(self, row: int) -> str:
+        """The file that holds the picture."""
+        return self.paths[row]
 
 
 def find_pictures(name: str, root: str | Path | None = None) -> tuple[Pictures, Pictures]:

@@ -63,7 +63,8 @@ class Decoded(Dataset[tuple[Tensor, Tensor]]):
             else:
                 x = random_resized_crop(data, self.size, seeded(self.seed, epoch, row))
         except OSError as error:
-            raise ValueError(f"picture {row} of {len(self.pictures)} cannot be decoded: {error}") from None
+            where = self.pictures.origin(row)
+            raise ValueError(f"{where} cannot be decoded ({error}); put an intact copy in its place") from None
         return x, self.pictures.labels[row]
 
 

@@ -7,8 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from powerprop.data.duplicates import has_near_duplicate
 from powerprop.data.fetch import fetch
 from powerprop.data.idx import locate, read_idx
 from powerprop.data.images import Images
@@ -21,30 +23,32 @@ TEST_FRACTION = 0.1
 
 
 def load_notmnist(source: IdxSource, root: str | Path | None = None, download: bool = True) -> Images:
-    """The set with a fixed tenth of its distinct images for testing; there is no official split."""
+    """The set with a fixed tenth for testing: there is no official split. Of near-duplicates see `split_rows`."""
     images_path, labels_path = locate(source, root, from_archive if download else None)
-    x, y = read_idx(images_path, source.files[0].md5), read_idx(labels_path, source.files[1].md5)
-    train, test = split_distinct(x)
+    x, y = read_idx(images_path, source.files[0]), read_idx(labels_path, source.files[1])
+    train, test = split_rows(has_near_duplicate(x))
     images, labels = torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y).long()
     note = f"{source.name}: own split, {len(train):,} training and {len(test):,} test images; there is no official one"
     return Images(source.name, images[train], labels[train], images[test], labels[test], source.class_names, note)
 
 
-def split_distinct(x: Bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shuffled rows for training and testing; copies of one image fall on the same side."""
-    numbers: dict[bytes, int] = {}
-    identity = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in x])
+def split_rows(near: npt.NDArray[np.bool_]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shuffled rows for training and testing; near: which images have a near-duplicate in the set.
+
+    The test images have none, nor have the last training images: those with near-duplicates come first. So none is on
+    both sides of the split, and none of `split_validation`'s, as long as it takes no more than the images without any.
+    """
     random = np.random.RandomState(0)  # numpy has frozen the streams of this generator for good
-    chosen = random.permutation(len(numbers)) < TEST_FRACTION * len(numbers)
-    order = random.permutation(len(x))
-    is_test = chosen[identity[order]]
-    return torch.from_numpy(order[~is_test]), torch.from_numpy(order[is_test])
+    order = random.permutation(len(near))
+    alone, paired = order[~near[order]], order[near[order]]
+    tested = min(len(alone), round(TEST_FRACTION * len(near)))
+    return torch.from_numpy(np.concatenate([paired, alone[tested:]])), torch.from_numpy(alone[:tested])
 
 
 def from_archive(source: IdxSource, folder: Path) -> list[str]:
     """Make the IDX files from the published archive; what went wrong, if anything."""
     archive = folder / source.mirrors[0].rsplit("/", 1)[1]
-    failures = fetch(source.mirrors, archive, source.archive_sha256)
+    failures = fetch(source.mirrors, archive, source.archive_sha256, source.archive_size)
     if not failures:
         for file, array in zip(source.files, read_archive(archive, source.class_names), strict=True):
             write_atomically(folder / file.name, idx_bytes(array))

@@ -11,18 +11,22 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from powerprop.data.store import cache_dir, corrupt
+from powerprop.data.pictures import MAX_BYTES
+from powerprop.data.store import cache_dir, damaged
 from powerprop.files import write_atomically
 
 __all__ = ["Shards", "write_shard"]
 
 SUFFIXES = ("jpg", "jpeg", "png")
-FORMAT = "powerprop-shards-1"
+FORMAT = "powerprop-shards-2"
+MAX_LABEL = 2**31
+MAX_LABEL_BYTES = 32
 
 
 class Entry(NamedTuple):
@@ -61,22 +65,37 @@ class Shards:
             file.seek(offset)
             data = file.read(size)
         if len(data) != size:
-            raise corrupt(Path(path), f"it ends before its picture {row}; its list of pictures is older than the file")
+            raise damaged(Path(path), f"it ends before its picture {row}; its list of pictures is older than the file")
         return data
+
+    def origin(self, row: int) -> str:
+        """The tar file and where in it the picture lies."""
+        return f"the picture at byte {int(self.offsets[row, 0]):,} of {self.paths[int(self.shards[row])]}"
 
 
 def _indexed(path: Path) -> list[Entry]:
     """The file's entries, from the cache if it was read before and has not changed since."""
     stat = path.stat()
-    name = f"{path.resolve()}-{stat.st_size}-{stat.st_mtime_ns}"
+    name = f"{FORMAT}-{path.resolve()}-{stat.st_size}-{stat.st_mtime_ns}"
     cached = cache_dir() / "shards" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
-    if cached.is_file():
-        saved: dict[str, Any] = json.loads(cached.read_text(encoding="utf-8"))
-        if saved.get("format") == FORMAT:
-            return [Entry(*entry) for entry in saved["entries"]]
-    entries = read_index(path)
-    write_atomically(cached, json.dumps({"format": FORMAT, "entries": entries}).encode())
-    return entries
+    found = _cached(cached)
+    if found is None:
+        found = read_index(path)
+        content = json.dumps(found).encode()
+        with suppress(OSError):  # without a cache the headers are read again next time
+            write_atomically(cached, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    return found
+
+
+def _cached(cached: Path) -> list[Entry] | None:
+    """The entries that were saved; None if there are none or the file is damaged, and they have to be read again."""
+    try:
+        checksum, _, content = cached.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if hashlib.sha256(content).hexdigest().encode() != checksum:
+        return None
+    return [Entry(*entry) for entry in json.loads(content)]
 
 
 def read_index(path: Path) -> list[Entry]:
@@ -88,21 +107,29 @@ def read_index(path: Path) -> list[Entry]:
             for member in tar:
                 key, _, suffix = member.name.rpartition(".")
                 if member.isfile() and suffix.lower() in SUFFIXES:
-                    pictures[key] = (member.offset_data, member.size)
+                    pictures[key] = (member.offset_data, _picture_size(member, path))
                 elif member.isfile() and suffix == "cls":
                     labels[key] = _label(tar, member, path)
-    except tarfile.TarError as error:
-        raise corrupt(path, f"it is not a whole, uncompressed tar file ({error})") from None
+    except (tarfile.TarError, EOFError, OverflowError, UnicodeError) as error:
+        raise damaged(path, f"it is not a whole, uncompressed tar file ({error})") from None
     if missing := sorted(pictures.keys() ^ labels.keys()):
-        raise corrupt(path, f"{missing[0]!r} has no {'label' if missing[0] in pictures else 'picture'} beside it")
+        raise damaged(path, f"{missing[0]!r} has no {'label' if missing[0] in pictures else 'picture'} beside it")
+    if not pictures:
+        raise damaged(path, f"it holds no picture (<key>.{'|'.join(SUFFIXES)} beside <key>.cls)")
     return [Entry(*place, labels[key]) for key, place in pictures.items()]
+
+
+def _picture_size(member: tarfile.TarInfo, path: Path) -> int:
+    if member.issparse() or not 0 <= member.size <= MAX_BYTES:
+        raise damaged(path, f"{member.name!r} has {member.size:,} bytes, a picture at most {MAX_BYTES:,}")
+    return member.size
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
     file = tar.extractfile(member)
-    text = b"" if file is None else file.read()
-    if not text.strip().isdigit():
-        raise corrupt(path, f"the label of {member.name!r} must be a number, got {text[:20]!r}")
+    text = b"" if file is None else file.read(MAX_LABEL_BYTES)
+    if not text.strip().isdigit() or int(text) >= MAX_LABEL:
+        raise damaged(path, f"the label of {member.name!r} must be a number below {MAX_LABEL:,}, got {text[:20]!r}")
     return int(text)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+CHUNK_BYTES = 2**20
 
 
 class DataNotFound(FileNotFoundError):  # noqa: N818 (reads as a sentence where it is raised)
@@ -41,24 +42,54 @@ def download_root(root: str | Path | None) -> Path:
 
 def digest(data: bytes | Bytes, like: str) -> str:
     """The md5 or, if `like` is as long as one, the sha256 of the data."""
-    algorithm = "md5" if len(like) == 32 else "sha256"
-    return hashlib.new(algorithm, data if isinstance(data, bytes) else data.data, usedforsecurity=False).hexdigest()
+    total = _hash(like)
+    total.update(data if isinstance(data, bytes) else data.data)
+    return total.hexdigest()
 
 
-def check(data: bytes | Bytes, expected: str, path: Path, what: str = "the file") -> None:
+def file_digest(path: Path, like: str) -> str:
+    """The same of a file, of which only a little is in memory at a time."""
+    total = _hash(like)
+    with open(path, "rb") as file:
+        while part := file.read(CHUNK_BYTES):
+            total.update(part)
+    return total.hexdigest()
+
+
+def _hash(like: str) -> hashlib._Hash:
+    return hashlib.new("md5" if len(like) == 32 else "sha256", usedforsecurity=False)
+
+
+def check(data: bytes | Bytes, expected: str, path: Path, what: str) -> None:
     """Raise DataCorrupt unless the md5 (or sha256) of `data`, which came from `path`, is the published one."""
-    actual = digest(data, expected)
+    _compare(digest(data, expected), expected, path, what)
+
+
+def read_checked(path: Path, expected: str) -> bytes:
+    """The bytes of a file whose md5 is the published one: it is known before any more of the file is in memory."""
+    _compare(file_digest(path, expected), expected, path, "the file")
+    return path.read_bytes()
+
+
+def _compare(actual: str, expected: str, path: Path, what: str) -> None:
     if actual != expected:
         raise corrupt(path, f"{what} has the md5 {actual}, expected {expected}")
 
 
 def corrupt(path: Path, reason: str) -> DataCorrupt:
-    """The error for a file that is not the published one."""
-    size = f"{path.stat().st_size:,} bytes" if path.is_file() else "a folder"
-    return DataCorrupt(
-        f"{path} ({size}) is not as published: {reason}. "
-        "Delete it and load again to have it downloaded, or put an intact copy in its place."
-    )
+    """The error for a file that is not the published one; only what we downloaded ourselves may be deleted."""
+    ours = path.is_relative_to(cache_dir())
+    remedy = "Delete it and load again to have it downloaded" if ours else "Put an intact copy in its place"
+    return DataCorrupt(f"{path} ({_size(path)}) is not as published: {reason}. {remedy}.")
+
+
+def damaged(path: Path, reason: str) -> DataCorrupt:
+    """The error for a file of the user's own that cannot be used."""
+    return DataCorrupt(f"{path} ({_size(path)}) cannot be used: {reason}. Put an intact copy in its place.")
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size:,} bytes" if path.is_file() else "a folder"
 
 
 def not_found(name: str, looked: Iterable[str], advice: str) -> DataNotFound:

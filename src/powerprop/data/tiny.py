@@ -14,7 +14,7 @@ from torch import Tensor
 
 from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
-from powerprop.data.pictures import decode
+from powerprop.data.pictures import decode, read_picture
 from powerprop.data.sources import FolderSource
 from powerprop.data.store import corrupt, download_root, not_found, roots
 from powerprop.files import write_atomically
@@ -38,30 +38,30 @@ def load_tiny(source: FolderSource, root: str | Path | None = None, download: bo
 
 
 def read_folder(source: FolderSource, folder: Path) -> Images:
-    """Decode every picture, in the order of the paths; grey ones become RGB."""
-    parts: dict[str, list[tuple[bytes, int]]] = {"train": [], "val": []}
+    """Decode every picture, in the order of the paths; grey ones become RGB. They are hashed before any is decoded."""
+    paths = {
+        split: [(p, i) for i, wnid in enumerate(source.classes) for p in sorted((folder / split / wnid).glob("*.JPEG"))]
+        for split in ("train", "val")
+    }
     total = hashlib.sha256()
-    for split, rows in parts.items():
-        for label, wnid in enumerate(source.classes):
-            for path in sorted((folder / split / wnid).glob("*.JPEG")):
-                rows.append((path.read_bytes(), label))
-                total.update(rows[-1][0])
+    for path, _ in (*paths["train"], *paths["val"]):
+        total.update(read_picture(path))
     if total.hexdigest() != source.sha256:
-        count = sum(map(len, parts.values()))
+        count = sum(map(len, paths.values()))
         raise corrupt(folder, f"its {count} pictures have the sha256 {total.hexdigest()}, expected {source.sha256}")
     names = tuple(source.classes.values())
-    return Images(source.name, *_tensors(parts["train"]), *_tensors(parts["val"]), names, source.note)
+    return Images(source.name, *_tensors(paths["train"]), *_tensors(paths["val"]), names, source.note)
 
 
-def _tensors(rows: list[tuple[bytes, int]]) -> tuple[Tensor, Tensor]:
-    pictures = np.stack([decode(data, "RGB") for data, _ in rows])
+def _tensors(rows: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
+    pictures = np.stack([decode(read_picture(path), "RGB") for path, _ in rows])
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous(), torch.tensor([label for _, label in rows])
 
 
 def from_archive(source: FolderSource, folder: Path) -> list[str]:
     """Fetch the published archive of all classes and write those of the source; what went wrong, if anything."""
     archive = folder.parent / source.archive.rsplit("/", 1)[1]
-    failures = fetch([source.archive], archive, source.archive_md5)
+    failures = fetch([source.archive], archive, source.archive_md5, source.archive_size)
     if not failures:
         with zipfile.ZipFile(archive) as published, TemporaryDirectory(dir=folder.parent) as temporary:
             for path, member in archive_members(source, published).items():

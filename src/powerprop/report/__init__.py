@@ -4,37 +4,42 @@ Figures need matplotlib (``pip install 'powerprop[report]'``), which is imported
 """
 
 from powerprop.report.bars import Bars, bars
-from powerprop.report.cell import Cell
 from powerprop.report.curve import Curve
-from powerprop.report.figures import lines, overlap_curves, pruning_curves
+from powerprop.report.figures import lines, pruning_curves
 from powerprop.report.heatmap import heatmap
-from powerprop.report.page import Image, Page, Section, Stat, index_page, render_index, render_page, write_page
-from powerprop.report.style import MissingMatplotlibError, alpha_colour, alpha_marker
+from powerprop.report.image import Image
+from powerprop.report.mean import Mean
+from powerprop.report.page import Headline, Page, Section, Stat, index_page, render_index, render_page, write_page
+from powerprop.report.palette import alpha_look, method_look
+from powerprop.report.scatter import Point, scatter
+from powerprop.report.style import MissingMatplotlibError
 from powerprop.report.table import Column, Table
 from powerprop.report.weights import density, weight_change, weight_change_stats
 
 __all__ = [
     "Bars",
-    "Cell",
     "Column",
     "Curve",
+    "Headline",
     "Image",
+    "Mean",
     "MissingMatplotlibError",
     "Page",
+    "Point",
     "Section",
     "Stat",
     "Table",
-    "alpha_colour",
-    "alpha_marker",
+    "alpha_look",
     "bars",
     "density",
     "heatmap",
     "index_page",
     "lines",
-    "overlap_curves",
+    "method_look",
     "pruning_curves",
     "render_index",
     "render_page",
+    "scatter",
     "weight_change",
     "weight_change_stats",
     "write_page",

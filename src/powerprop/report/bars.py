@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from powerprop.report import style
-from powerprop.report.cell import Cell
-from powerprop.report.curve import Array
+from powerprop.report import palette, style
+from powerprop.report.figures import number_text, percent_text
+from powerprop.report.image import Image
+from powerprop.report.labels import Array
+from powerprop.report.mean import Mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,21 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bars:
-    """One series of a bar chart: a cell (or None) for each of its labels; colour by ``alpha`` as everywhere."""
+    """One series of a bar chart: a mean (or None) for each of its labels; colour by ``alpha`` as everywhere."""
 
     label: str
-    alpha: float | None
-    cells: Sequence[Cell | None]
+    alpha: float
+    means: Sequence[Mean | None]
 
 
 def bars(
     labels: Sequence[str], series: Sequence[Bars], path: str | Path, title: str, xlabel: str,
     percent: bool = False, zoom: bool = False, paper: Sequence[float | None] | None = None,
-) -> Path:  # fmt: skip
+    caption: str = "",
+) -> Image:  # fmt: skip
     """Methods (rows) with one bar per series and error bars of one standard deviation.
 
     Args:
-        percent: the cells are fractions, shown as percent.
+        percent: the means are fractions, shown as percent.
         zoom: dots on an axis that does not begin at zero, for values that lie close together.
         paper: the paper's value for each label, drawn as an open diamond where there is one.
     """
@@ -44,22 +47,21 @@ def bars(
     rows = np.arange(len(labels), dtype=np.float64)
     height = (0.5 if zoom else 0.78) / len(series)
     for row in range(1, len(labels), 2):
-        axes.axhspan(row - 0.5, row + 0.5, color="#f7f8fa", linewidth=0, zorder=0)
+        axes.axhspan(row - 0.5, row + 0.5, color=palette.SHADE, linewidth=0, zorder=0)
     for number, one in enumerate(series):
-        colour = style.alpha_colour(one.alpha) if one.alpha is not None else style.method_colour(number)
-        _draw_series(axes, one, rows + (number - (len(series) - 1) / 2) * height, height, colour, scale, zoom)
+        _draw_series(axes, one, rows + (number - (len(series) - 1) / 2) * height, height, scale, zoom)
     if paper is not None:
         known = [(value * scale, row) for value, row in zip(paper, rows, strict=True) if value is not None]
         axes.plot(
             *zip(*known, strict=True),
             "D",
-            color=style.INK,
-            markerfacecolor="white",
+            color=palette.INK,
+            markerfacecolor=palette.PAPER,
             markersize=5,
             label="paper",
             zorder=6,
         )
-    axes.set_yticks(rows, labels, fontsize=9.5, color=style.INK)
+    axes.set_yticks(rows, labels, fontsize=9.5, color=palette.INK)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
     if percent:
@@ -70,17 +72,25 @@ def bars(
         order = sorted(range(len(names)), key=lambda index: names[index] == "paper")
         figure.legend(
             [handles[index] for index in order], [names[index] for index in order], loc="outside lower center",
-            ncols=len(order), fontsize=9, frameon=False, labelcolor=style.INK,
+            ncols=len(order), fontsize=9, frameon=False, labelcolor=palette.INK,
         )  # fmt: skip
-    return style.save(figure, path)
+    value = percent_text if percent else number_text
+    words = "; ".join(
+        f"{one.label}, {label}: {value(mean.mean)}"
+        for one in series
+        for label, mean in zip(labels, one.means, strict=True)
+        if mean is not None
+    )
+    return Image(style.save(figure, path), f"{title}: {xlabel}. {words}.", caption)
 
 
-def _draw_series(axes: Axes, one: Bars, rows: Array, height: float, colour: str, scale: float, zoom: bool) -> None:
-    known = [(cell.scaled(scale), row) for cell, row in zip(one.cells, rows, strict=True) if cell is not None]
-    means = [cell.mean for cell, _ in known]
-    stds = [cell.std if cell.n > 1 else 0.0 for cell, _ in known]
+def _draw_series(axes: Axes, one: Bars, rows: Array, height: float, scale: float, zoom: bool) -> None:
+    known = [(mean.scaled(scale), row) for mean, row in zip(one.means, rows, strict=True) if mean is not None]
+    means = [mean.mean for mean, _ in known]
+    stds = [mean.std if mean.n > 1 else 0.0 for mean, _ in known]
+    colour = palette.alpha_colour(one.alpha)
     places = [row for _, row in known]
-    error: dict[str, Any] = {"ecolor": style.darker(colour), "elinewidth": 1.2, "capsize": 2.5, "capthick": 1.2}
+    error: dict[str, Any] = {"ecolor": palette.darker(colour), "elinewidth": 1.2, "capsize": 2.5, "capthick": 1.2}
     if zoom:
         axes.errorbar(means, places, xerr=stds, fmt="o", color=colour, markersize=6, label=one.label, zorder=4, **error)
     else:
@@ -93,7 +103,7 @@ def _check_bars(
     if not labels or not series:
         raise ValueError(f"bar chart {title!r} needs labels and series, got {len(labels)} and {len(series)}")
     for one in series:
-        if len(one.cells) != len(labels):
-            raise ValueError(f"series {one.label!r} has {len(one.cells)} cells, expected {len(labels)}, one per label")
+        if len(one.means) != len(labels):
+            raise ValueError(f"series {one.label!r} has {len(one.means)} means, expected {len(labels)}, one per label")
     if paper is not None and len(paper) != len(labels):
         raise ValueError(f"paper has {len(paper)} values, expected {len(labels)}, one per label")

@@ -1,26 +1,23 @@
-"""A curve with its repetitions, and how it is drawn: mean line, band of one standard deviation, label at the end."""
+"""A curve with its repetitions, and how it is drawn: mean line, band of one standard deviation, markers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from powerprop.report import style
+from powerprop.report import palette
+from powerprop.report.labels import Array, Named
+from powerprop.report.palette import Look, alpha_look, method_look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Array = NDArray[np.float64]
-
-MARKED_POINTS = 30
-"""Curves of at most this many points carry markers."""
-
-LEADER = {"arrowstyle": "-", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
-"""The line from the end of a curve to the left edge of its label."""
+MARKED_POINTS = 24
+"""Longer curves have a marker at about every so many points of a dozen, each curve at places of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +26,20 @@ class Curve:
 
     Args:
         label: what the reader sees.
-        alpha: decides colour and marker; None for curves that have no α.
+        alpha: decides colour and marker where powers are compared; None where they are not.
         x: (points,) positions.
         values: (seeds, points) measurements, or (points,) for a single run.
-        dashed: a second line style for two curves of the same α.
+        method: decides colour and marker where methods are compared, see `palette.METHODS`.
+        plain: the plain one of two curves of the same colour: a method without Powerpropagation, Adam without virtual
+            targets, a pruned network as it is. Its line is thin and its markers are hollow.
     """
 
     label: str
     alpha: float | None
     x: ArrayLike
     values: ArrayLike
-    dashed: bool = False
+    method: str | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         x, values = np.asarray(self.x, np.float64), np.atleast_2d(np.asarray(self.values, np.float64))
@@ -76,11 +76,17 @@ class Curve:
             return np.zeros_like(self.positions)
         return np.asarray(self.runs.std(axis=0, ddof=1), np.float64)
 
+    @property
+    def look(self) -> Look:
+        """By method, else by α, else that of the only curve of a figure."""
+        if self.method is not None:
+            return method_look(self.method)
+        return alpha_look(self.alpha) if self.alpha is not None else Look(palette.SLATE, "o")
 
-def colours(curves: Sequence[Curve]) -> list[str]:
-    """One colour per curve: by α, or the next free one for curves without."""
-    free = iter(range(len(curves)))
-    return [style.alpha_colour(c.alpha) if c.alpha is not None else style.method_colour(next(free)) for c in curves]
+    def end(self, scale: float = 1.0, first: bool = False) -> Named:
+        """The end of the drawn line (or its beginning) with the label to write there."""
+        at = 0 if first else -1
+        return Named(float(self.positions[at]), float(self.mean[at]) * scale, self.label, self.look.colour)
 
 
 def require_curves(curves: Sequence[Curve], title: str) -> None:
@@ -98,54 +104,45 @@ def require_fractions(curves: Sequence[Curve]) -> None:
 
 
 def draw(axes: Axes, curves: Sequence[Curve], bounds: tuple[float, float] | None = None, scale: float = 1.0) -> None:
-    """Draw every curve times ``scale``; bands are cut at ``bounds``; the baseline lies under the others."""
-    for curve, colour in zip(curves, colours(curves), strict=True):
-        layer = 3 if curve.alpha is None or curve.alpha > 1 else 2.5
+    """Draw every curve times ``scale``; bands are cut at ``bounds``; plain curves and the baseline lie beneath."""
+    for number, curve in enumerate(curves):
+        beneath = curve.plain or (curve.method is None and curve.alpha == 1)
+        layer = 2.5 if beneath else 3
         low, high = curve.mean - curve.std, curve.mean + curve.std
         if bounds is not None:
             low, high = np.clip(low, *bounds), np.clip(high, *bounds)
         if curve.std.any():
             axes.fill_between(
-                curve.positions, low * scale, high * scale, color=colour, alpha=0.16, linewidth=0, zorder=layer - 1
-            )
-        axes.plot(curve.positions, curve.mean * scale, label=curve.label, color=colour, zorder=layer, **_look(curve))
+                curve.positions, low * scale, high * scale, color=curve.look.colour, alpha=0.13, linewidth=0,
+                zorder=layer - 1,
+            )  # fmt: skip
+        axes.plot(curve.positions, curve.mean * scale, zorder=layer, **_drawn(curve, number, len(curves)))
 
 
-def end_labels(axes: Axes, curves: Sequence[Curve], scale: float = 1.0) -> None:
-    """Write each label beside the end of its curve, moved apart where they would touch."""
-    bottom, top = axes.get_ylim()
-    height = axes.get_window_extent().height / style.DPI * 72 * 0.95
-    wanted = np.array([(curve.mean[-1] * scale - bottom) / (top - bottom) for curve in curves])
-    for curve, colour, start, place in zip(curves, colours(curves), wanted, spread(wanted, 12.5 / height), strict=True):
-        axes.annotate(
-            curve.label, xy=(1.0, start), xytext=(1.035, place), xycoords="axes fraction", textcoords="axes fraction",
-            color=style.darker(colour), fontsize=9, fontweight="bold", va="center", annotation_clip=False,
-            arrowprops={**LEADER, "color": colour},
-        )  # fmt: skip
-
-
-def spread(wanted: Array, gap: float) -> Array:
-    """Positions in [0, 1] near ``wanted``, in the same order and ``gap`` apart (least squares, pooling neighbours)."""
-    order = np.argsort(wanted, kind="stable")
-    pools: list[tuple[float, int]] = []
-    for rank, index in enumerate(order):
-        pools.append((float(wanted[index]) - rank * gap, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (b, m), (a, n) = pools.pop(), pools.pop()
-            pools.append(((a * n + b * m) / (n + m), n + m))
-    level = np.repeat([value for value, _ in pools], [count for _, count in pools])
-    level = np.clip(level, 0.0, max(0.0, 1.0 - gap * (len(wanted) - 1)))
-    result = np.empty_like(wanted)
-    result[order] = level + gap * np.arange(len(wanted))
-    return result
-
-
-def _look(curve: Curve) -> dict[str, Any]:
-    """Line and marker; long curves are lines only."""
-    few = len(curve.positions) <= MARKED_POINTS
-    marker = style.alpha_marker(curve.alpha) if curve.alpha is not None else "o"
-    return {
-        "linewidth": 1.8, "linestyle": (0, (4, 1.6)) if curve.dashed else "-", "solid_capstyle": "round",
-        "marker": marker if few else "", "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6,
-        "clip_on": False,
+def _drawn(curve: Curve, number: int, count: int) -> dict[str, Any]:
+    """Line and markers; those of long curves are shifted against each other, so that they do not fall together."""
+    colour, marker = curve.look
+    points = len(curve.positions)
+    every = max(1, points // 12) if points > MARKED_POINTS else 1
+    shown: dict[str, Any] = {"markevery": (every * number // max(count, 1), every)} if every > 1 else {}
+    alone = count == 1 and points > MARKED_POINTS
+    return shown | {
+        "color": colour, "linewidth": 1.2 if curve.plain else 2.0, "solid_capstyle": "round",
+        "marker": "" if alone else marker, "markersize": 6, "markeredgewidth": 1.3 if curve.plain else 0.6,
+        "markerfacecolor": palette.PAPER if curve.plain else colour,
+        "markeredgecolor": colour if curve.plain else palette.PAPER, "clip_on": False,
     }  # fmt: skip
+
+
+def in_words(curves: Sequence[Curve], place: Callable[[float], str], value: Callable[[float], str]) -> str:
+    """Where each curve begins and ends, and the largest value between if it is neither."""
+    return "; ".join(_one_in_words(curve, place, value) for curve in curves) + "."
+
+
+def _one_in_words(curve: Curve, place: Callable[[float], str], value: Callable[[float], str]) -> str:
+    x, y = curve.positions, curve.mean
+    if len(x) == 1:
+        return f"{curve.label}: {value(y[0])} at {place(x[0])}"
+    ends = f"{curve.label}: {value(y[0])} at {place(x[0])}, {value(y[-1])} at {place(x[-1])}"
+    top = int(y.argmax())
+    return ends if top in (0, len(y) - 1) else f"{ends}, at most {value(y[top])} at {place(x[top])}"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from powerprop.report import style
-from powerprop.report.curve import Array
+from powerprop.report import palette, style
+from powerprop.report.image import Image
+from powerprop.report.labels import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +23,8 @@ WRITTEN_TASKS = 12
 
 def heatmap(
     matrix: ArrayLike, path: str | Path, title: str, xlabel: str = "evaluated on task",
-    ylabel: str = "after learning task", label: str = "accuracy",
-) -> Path:  # fmt: skip
+    ylabel: str = "after learning task", label: str = "accuracy", caption: str = "",
+) -> Image:  # fmt: skip
     """A matrix of fractions in percent, such as accuracy after task i (row) on task j (column); NaN stays empty."""
     values = np.asarray(matrix, np.float64)
     if values.ndim != 2 or values.size == 0:
@@ -47,9 +48,13 @@ def heatmap(
         _write_values(axes, values * 100, low)
     bar = figure.colorbar(image, ax=axes, shrink=0.86, pad=0.03, format="{x:g}%")
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=9, colors=style.MUTED)
-    bar.set_label(label, fontsize=10, color=style.INK)
-    return style.save(figure, path)
+    bar.ax.tick_params(length=0, labelsize=9, colors=palette.MUTED)
+    bar.set_label(label, fontsize=10, color=palette.INK)
+    alt = (
+        f"{title}: {label} in {rows} rows ({ylabel}) and {columns} columns ({xlabel}), "
+        f"{100 * known.min():.3g}% to {100 * known.max():.3g}%, {100 * values.diagonal().mean():.3g}% on the diagonal."
+    )
+    return Image(style.save(figure, path), alt, caption)
 
 
 def _floor(smallest: float) -> float:
@@ -61,7 +66,7 @@ def _colour_map() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     stops = ["#fbfaf5", "#cfe3d4", "#74b8ac", "#22808c", "#143d66"]
-    return LinearSegmentedColormap.from_list("powerprop", stops).with_extremes(bad="#f2f4f7")
+    return LinearSegmentedColormap.from_list("powerprop", stops).with_extremes(bad=(0, 0, 0, 0))
 
 
 def _task_ticks(axes: Axes, rows: int, columns: int) -> None:
@@ -76,5 +81,5 @@ def _task_ticks(axes: Axes, rows: int, columns: int) -> None:
 def _write_values(axes: Axes, percent: Array, low: float) -> None:
     for (row, column), value in np.ndenumerate(percent):
         if np.isfinite(value):
-            colour = "white" if (value - low) / (100 - low) > 0.6 else style.INK
+            colour = palette.ON_DARK if (value - low) / (100 - low) > 0.6 else palette.ON_LIGHT
             axes.text(column + 1, row + 1, f"{value:.1f}", ha="center", va="center", fontsize=7.5, color=colour)

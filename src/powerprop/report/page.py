@@ -6,7 +6,6 @@ import base64
 import html
 import json
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from powerprop.files import replacing
-from powerprop.report.style import DPI
+from powerprop.report.image import Image
 from powerprop.report.table import Table
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Stat(NamedTuple):
@@ -28,13 +25,12 @@ class Stat(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Image:
-    """A PNG file with its caption; ``wide`` takes the whole width of the page."""
+class Headline(NamedTuple):
+    """The one number of a run that the index of results shows: of what it is, ours, and the paper's."""
 
-    path: str | Path
-    caption: str = ""
-    wide: bool = False
+    what: str
+    ours: str
+    paper: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Section:
 
     heading: str
     text: str = ""
-    figures: Sequence[str | Path | Image] = ()
+    figures: Sequence[Image] = ()
     tables: Sequence[Table] = ()
 
 
@@ -59,6 +55,8 @@ class Page:
         versions: what it ran on.
         paper_reference: where the paper reports the same.
         stats: (label, value, note) of the key numbers.
+        headline: the one for the index; None if the run claims nothing.
+        command: makes the run again.
     """
 
     title: str
@@ -68,6 +66,8 @@ class Page:
     versions: Mapping[str, object] = field(default_factory=dict)
     paper_reference: str = ""
     stats: Sequence[Stat | tuple[str, str, str]] = ()
+    headline: Headline | None = None
+    command: str = ""
 
 
 Contents: TypeAlias = list[tuple[str, str]]
@@ -131,7 +131,9 @@ def _header(page: Page, level: int) -> str:
     tiles = "".join(_tile(Stat(*stat)) for stat in page.stats)
     tiles = f'<dl class="stats">{tiles}</dl>\n' if tiles else ""
     reference = f'<p class="reference">{_inline(page.paper_reference)}</p>\n' if page.paper_reference else ""
-    return f"<header>\n<h{level}>{html.escape(page.title)}</h{level}>\n{_text(page.intro)}{reference}{tiles}</header>\n"
+    title = f"<h{level}>{html.escape(page.title)}</h{level}>\n"
+    command = f'<pre class="command"><code>{html.escape(page.command)}</code></pre>\n' if page.command else ""
+    return f"<header>\n{title}{_text(page.intro)}{reference}{command}{tiles}</header>\n"
 
 
 def _body(page: Page, anchors: Sequence[str], level: int) -> str:
@@ -140,8 +142,7 @@ def _body(page: Page, anchors: Sequence[str], level: int) -> str:
 
 
 def _section(section: Section, anchor: str, level: int) -> str:
-    images = [figure if isinstance(figure, Image) else Image(figure) for figure in section.figures]
-    figures = "".join(_figure(image, section.heading) for image in images)
+    figures = "".join(_figure(image) for image in section.figures)
     figures = f'<div class="figures">\n{figures}</div>\n' if figures else ""
     tables = "".join(table.to_html() for table in section.tables)
     heading = f"<h{level}>{html.escape(section.heading)}</h{level}>\n"
@@ -154,17 +155,16 @@ def _tile(stat: Stat) -> str:
     return f'<div><dt>{label}</dt><dd class="value">{value}</dd>{note}</div>'
 
 
-def _figure(image: Image, heading: str) -> str:
-    """The picture inside the page, at half its pixels because figures are drawn at twice the density."""
+def _figure(image: Image) -> str:
+    """The picture inside the page; on a narrow screen a wide one scrolls, so that its letters can be read."""
     content = Path(image.path).read_bytes()
-    if not content.startswith(PNG):
-        raise ValueError(f"only PNG images can be embedded, got {str(image.path)!r}")
-    width, height = (round(side * 100 / DPI) for side in struct.unpack(">II", content[16:24]))
-    source = "data:image/png;base64," + base64.b64encode(content).decode()
-    alt = html.escape(image.caption or heading, quote=True)
+    if b"<svg" not in content[:1000]:
+        raise ValueError(f"only SVG pictures can be embedded, got {str(image.path)!r}")
+    source = "data:image/svg+xml;base64," + base64.b64encode(content).decode()
+    alt = html.escape(image.alt, quote=True)
     caption = f"<figcaption>{_inline(image.caption)}</figcaption>" if image.caption else ""
-    kind = ' class="wide"' if image.wide else ""
-    return f'<figure{kind}><img src="{source}" width="{width}" height="{height}" alt="{alt}">{caption}</figure>\n'
+    kind, scrolls = (' class="wide"', ' tabindex="0"') if image.wide else ("", "")
+    return f'<figure{kind}><div class="scroll"{scrolls}><img src="{source}" alt="{alt}"></div>{caption}</figure>\n'
 
 
 def _contents(contents: Contents) -> str:

@@ -7,15 +7,18 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from powerprop.report.cell import Cell, fixed
+from powerprop.report.mean import Mean, fixed
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-Value: TypeAlias = Cell | float | int | str | None
+MANY, CROWDED = 7, 9
+"""Tables of more columns are set smaller, and smaller still, so that all of them are on a page of 1280 pixels."""
+
+Value: TypeAlias = Mean | float | int | str | None
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Column:
     Args:
         name: the heading, with the unit if there is one.
         best: mark the largest (``"max"``) or smallest (``"min"``) mean; text never competes.
-        digits: decimals; by default the middle of what the cells ask for.
+        digits: decimals; by default the middle of what the means ask for.
         percent: the values are fractions, show them times 100.
         paper: printed values of the paper, shown in a quieter voice and never marked as best.
     """
@@ -54,7 +57,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, numbers, text or None (empty) under ``columns`` (names or :class:`Column`)."""
+    """Rows of means, numbers, text or None (empty) under ``columns`` (names or :class:`Column`)."""
 
     title: str
     columns: Sequence[str | Column]
@@ -73,13 +76,17 @@ class Table:
 
     @property
     def note(self) -> str:
-        """The caption, and the number of repetitions when all cells share it."""
+        """The caption, and the number of repetitions when all means share it."""
         counts = self._counts()
         if len(counts) != 1:
             return self.caption
         n = counts.pop()
         runs = "One run (n = 1)." if n == 1 else f"Mean ± standard deviation of n = {n} runs."
         return f"{self.caption} {runs}".strip()
+
+    def unmarked(self) -> Table:
+        """The same table without a best value: for runs that are too short to say which is."""
+        return replace(self, columns=[replace(column, best=None) for column in self._columns])
 
     def to_markdown(self) -> str:
         """A GitHub-flavoured table under a bold title."""
@@ -102,8 +109,10 @@ class Table:
         title = f'<div class="title">{html.escape(self.title)}</div>\n' if self.title else ""
         note = f"\n<figcaption>{html.escape(self.note)}</figcaption>" if self.note else ""
         label = html.escape(self.title or "table", quote=True)
+        count = len(self._columns)
+        kind = "table crowded" if count > CROWDED else "table many" if count > MANY else "table"
         return (
-            f'<figure class="table">\n{title}<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
+            f'<figure class="{kind}">\n{title}<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
             f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>{note}\n</figure>\n"
         )
 
@@ -127,7 +136,7 @@ class Table:
         return table
 
     def _counts(self) -> set[int]:
-        return {value.n for row in self.rows for value in row if isinstance(value, Cell)}
+        return {value.n for row in self.rows for value in row if isinstance(value, Mean)}
 
     def _shown(self) -> list[tuple[Shown, ...]]:
         count = len(self._counts()) > 1
@@ -143,8 +152,8 @@ class Table:
 def _show_column(column: Column, values: Sequence[Value], count: bool) -> list[Shown]:
     factor = 100.0 if column.percent else 1.0
     scaled = [_scale(value, factor) for value in values]
-    cells = [value.digits for value in scaled if isinstance(value, Cell)]
-    digits = statistics.median_low(cells) if column.digits is None and cells else column.digits
+    wanted = [value.digits for value in scaled if isinstance(value, Mean)]
+    digits = statistics.median_low(wanted) if column.digits is None and wanted else column.digits
     texts = [_text(value, digits, count) for value in scaled]
     means = [_mean(value, digits) for value in scaled]
     numbers = [mean for mean in means if mean is not None]
@@ -158,7 +167,7 @@ def _show_column(column: Column, values: Sequence[Value], count: bool) -> list[S
 
 
 def _scale(value: Value, factor: float) -> Value:
-    if isinstance(value, Cell):
+    if isinstance(value, Mean):
         return value.scaled(factor)
     if value is None or isinstance(value, str) or factor == 1.0:
         return value
@@ -169,7 +178,7 @@ def _mean(value: Value, digits: int | None) -> float | None:
     """The number that competes for best, rounded as shown so that equal-looking values are all marked."""
     if value is None or isinstance(value, str):
         return None
-    mean = value.mean if isinstance(value, Cell) else float(value)
+    mean = value.mean if isinstance(value, Mean) else float(value)
     if not math.isfinite(mean):
         return None
     return mean if digits is None else round(mean, digits)
@@ -180,7 +189,7 @@ def _text(value: Value, digits: int | None, count: bool) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if isinstance(value, Cell):
+    if isinstance(value, Mean):
         return value.format(digits) + (f" (n={value.n})" if count else "")
     if isinstance(value, int):
         return f"{value:,}"
@@ -207,7 +216,10 @@ def _classes(column: Column, numeric: bool) -> str:
 
 
 def _html_row(row: Sequence[Shown], classes: Sequence[str]) -> str:
-    return "".join(f"<td{attribute}>{_html_value(value)}</td>" for value, attribute in zip(row, classes, strict=True))
+    """The first value names the row and stays in sight when the others scroll."""
+    values = [(_html_value(value), attribute) for value, attribute in zip(row, classes, strict=True)]
+    first, *others = values
+    return f'<th scope="row">{first[0]}</th>' + "".join(f"<td{attribute}>{text}</td>" for text, attribute in others)
 
 
 def _html_value(value: Shown) -> str:

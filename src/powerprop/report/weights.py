@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerprop.report import style
-from powerprop.report.curve import Array
+from powerprop.report import palette, style
+from powerprop.report.image import Image
+from powerprop.report.labels import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SURVIVOR = "#d55e00"
+SURVIVOR = palette.ORANGE
 REST = "#9aa4b2"
-BEFORE = "#0072b2"
+BEFORE = palette.AZURE
 
 
 def bandwidth(values: Array) -> float:
     """Silverman's rule, 0.9·min(σ, IQR/1.34)·n^(-1/5), which heavy tails do not inflate."""
-    spread = float(np.std(values))
+    std = float(np.std(values))
     quartiles = np.quantile(values, [0.25, 0.75])
     robust = float(quartiles[1] - quartiles[0]) / 1.34
-    width = min(spread, robust) if robust > 0 else spread
+    width = min(std, robust) if robust > 0 else std
     return 0.9 * width * len(values) ** -0.2 if width > 0 else 1e-3
 
 
@@ -55,7 +56,8 @@ def weight_change_stats(before: ArrayLike, after: ArrayLike, survives: ArrayLike
 def weight_change(
     before: ArrayLike, after: ArrayLike, survives: ArrayLike, path: str | Path, title: str,
     limit: float | None = None, points: int = 10_000, seed: int = 0,
-) -> Path:  # fmt: skip
+    caption: str = "",
+) -> Image:  # fmt: skip
     """Scatter of weights before and after training with the survivors of pruning and the marginal densities.
 
     Args:
@@ -74,7 +76,7 @@ def weight_change(
     first, last, kept = first[chosen], last[chosen], kept[chosen]
 
     figure = style.figure(5.6, 5.6)
-    figure.suptitle(title, x=0.015, ha="left", fontsize=11.5, fontweight="bold", color=style.INK)
+    figure.suptitle(title, x=0.015, ha="left", fontsize=11.5, fontweight="bold", color=palette.INK)
     spec = figure.add_gridspec(2, 2, width_ratios=(4, 1.05), height_ratios=(1.05, 4))
     main = style.dress(figure.add_subplot(spec[1, 0]), "", "weight before training", "weight after training")
     _scatter(main, first, last, kept, limit)
@@ -83,9 +85,15 @@ def weight_change(
     right = figure.add_subplot(spec[1, 1], sharey=main)
     grid = np.linspace(-limit, limit, 401)
     _marginal(top, grid, first, kept, BEFORE, upright=True)
-    _marginal(right, grid, last, kept, style.INK, upright=False)
+    _marginal(right, grid, last, kept, palette.INK, upright=False)
     _key(figure.add_subplot(spec[0, 1]), stats["kept"])
-    return style.save(figure, path)
+    alt = (
+        f"{title}: weights after training against the same weights before. Density at zero "
+        f"{stats['density at zero before']:.3g} before, {stats['density at zero after']:.3g} after; "
+        f"{stats['sign changes']:.1%} of all weights and {stats['sign changes of survivors']:.1%} of those kept by "
+        f"pruning ({stats['kept']:.0%}) changed sign."
+    )
+    return Image(style.save(figure, path), alt, caption)
 
 
 def _checked(before: ArrayLike, after: ArrayLike, survives: ArrayLike) -> tuple[Array, Array, NDArray[np.bool_]]:
@@ -107,12 +115,12 @@ def _blocks(data: Array, size: int = 4096) -> list[Array]:
 
 def _scatter(axes: Axes, first: Array, last: Array, kept: NDArray[np.bool_], limit: float) -> None:
     for left, bottom in ((-limit, 0.0), (0.0, -limit)):
-        axes.fill_between([left, left + limit], bottom, bottom + limit, color="#f2f4f7", linewidth=0, zorder=0)
-    axes.plot([-limit, limit], [-limit, limit], color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        axes.fill_between([left, left + limit], bottom, bottom + limit, color=palette.SHADE, linewidth=0, zorder=0)
+    axes.plot([-limit, limit], [-limit, limit], color=palette.MUTED, linewidth=0.8, linestyle=style.DASHES, zorder=1)
     for mask, colour, size, opacity in ((~kept, REST, 3.0, 0.35), (kept, SURVIVOR, 6.0, 0.7)):
         axes.scatter(first[mask], last[mask], s=size, c=colour, alpha=opacity, linewidths=0, rasterized=True, zorder=2)
-    axes.axhline(0, color=style.INK, linewidth=0.6, zorder=1)
-    axes.axvline(0, color=style.INK, linewidth=0.6, zorder=1)
+    axes.axhline(0, color=palette.INK, linewidth=0.6, zorder=1)
+    axes.axvline(0, color=palette.INK, linewidth=0.6, zorder=1)
     axes.set_xlim(-limit, limit)
     axes.set_ylim(-limit, limit)
     axes.locator_params(nbins=5)
@@ -122,7 +130,7 @@ def _describe(axes: Axes, stats: dict[str, float], limit: float) -> None:
     """Write the numbers into the shaded quadrants, where few weights are."""
     zero = f"density at zero\n{stats['density at zero before']:.3g} before\n{stats['density at zero after']:.3g} after"
     text = f"sign changed\n{stats['sign changes of survivors']:.1%} of survivors\n{stats['sign changes']:.1%} of all"
-    look: dict[str, Any] = {"fontsize": 8.5, "color": style.MUTED, "linespacing": 1.4, "zorder": 4}
+    look: dict[str, Any] = {"fontsize": 8.5, "color": palette.MUTED, "linespacing": 1.4, "zorder": 4}
     axes.text(-0.96 * limit, 0.96 * limit, zero, ha="left", va="top", **look)
     axes.text(0.96 * limit, -0.96 * limit, text, ha="right", va="bottom", **look)
 
@@ -131,7 +139,7 @@ def _marginal(axes: Axes, grid: Array, values: Array, kept: NDArray[np.bool_], c
     """Densities of all weights and of the survivors, each scaled to its own peak: their shapes are compared."""
     axes.axis("off")
     for data, shade in ((values, colour), (values[kept], SURVIVOR)):
-        # Survivors have two humps, one per sign: the spread of the magnitudes is the one to smooth by.
+        # Survivors have two humps, one per sign: the deviation of the magnitudes is the one to smooth by.
         height = density(data, grid, 1.4 * bandwidth(np.abs(data)) if shade == SURVIVOR else None)
         height = height / height.max()
         x, y = (grid, height) if upright else (height, grid)
@@ -143,6 +151,6 @@ def _marginal(axes: Axes, grid: Array, values: Array, kept: NDArray[np.bool_], c
 
 def _key(axes: Axes, kept: float) -> None:
     axes.axis("off")
-    entries = ((BEFORE, "before"), (style.INK, "after"), (SURVIVOR, f"kept ({kept:.0%})"))
+    entries = ((BEFORE, "before"), (palette.INK, "after"), (SURVIVOR, f"kept ({kept:.0%})"))
     for row, (colour, text) in enumerate(entries):
         axes.text(0.02, 0.85 - 0.28 * row, text, color=colour, fontsize=9, fontweight="bold", transform=axes.transAxes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ __all__ = ["SNIP", "Static"]
 class Static(Method):
     """A random mask, fixed for all of training: the baseline that every dynamic method must beat."""
 
+    label: ClassVar[str] = "Static"
+
 
 @dataclass(eq=False)
 class SNIP(Method):
@@ -26,6 +29,9 @@ class SNIP(Method):
     The first step is the masking; no weight moves in it. All weights are ranked together unless `distribution` says
     otherwise.
     """
+
+    label: ClassVar[str] = "SNIP"
+    redistributes: ClassVar[bool] = True
 
     distribution: str = "global"
 

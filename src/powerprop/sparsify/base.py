@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.sparsify.prune import top_k, top_k_masks, warn_of_empty_layers
 
-__all__ = ["Method", "active", "from_places", "set_mask", "share", "top_among", "whole"]
+__all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "share", "top_among", "whole"]
 
 
 @dataclass(eq=False)
@@ -30,6 +31,15 @@ class Method:
     layers: exceptions by name pattern, as in `prune`: {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}.
     seed: of the method's random choices, if it makes any; the same on every rank of a distributed run.
     """
+
+    label: ClassVar[str] = "Random masks"
+    """Its name in tables."""
+    redistributes: ClassVar[bool] = False
+    """Layers may exchange weights: what was asked holds for all of them together."""
+    grows_at_random: ClassVar[bool] = False
+    """Weights are tried at random, not chosen by gradients."""
+    explores: ClassVar[bool] = False
+    """Weights are trained that the forward pass does not use."""
 
     sparsity: float
     _: KW_ONLY
@@ -44,8 +54,15 @@ class Method:
             raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
         self.steps = None if self.steps is None else whole(self.steps, "steps")
         self.step = 0
-        self.generator = torch.Generator().manual_seed(self.seed)
+        self.generator = torch.Generator("cpu").manual_seed(self.seed)
         self.groups: list[list[str]] | None = None
+
+    def step_flops(self, active: float, trainable: float, dense: float) -> float:
+        """A training step, given a forward pass with the active, the trainable and all weights.
+
+        Forward and back through the layers with the active weights, then the gradient of the trainable ones.
+        """
+        return 2 * active + trainable
 
     # --- the life of a method, as the optimiser calls it ----------------------------------------------------------
 
@@ -53,6 +70,11 @@ class Method:
         """Set the first masks. Layers with a rule of their own keep their own count; the rest share one budget."""
         if self.groups is not None:
             raise ValueError(f"this {type(self).__name__} already belongs to an optimiser; make a new one for each")
+        if getattr(self, "decay", 0) > 0 and any("lr" not in group for group in optimizer.param_groups):
+            raise ValueError(
+                f"{type(self).__name__}(decay={self.decay!r}) takes lr·decay·θ off at each step, "  # type: ignore[attr-defined]
+                f"but the base optimiser {type(optimizer.base).__name__} has no 'lr' in its groups; use decay=0"
+            )
         weights = {n: m.param for n, m in optimizer.masters.items()}
         warn_of_empty_layers(weights, self.sparsity, self.distribution, self.layers, stacklevel=3)
         shapes = {n: w.shape for n, w in weights.items()}
@@ -83,22 +105,42 @@ class Method:
         return {"method": type(self).__name__, "sparsity": self.sparsity, "distribution": self.distribution}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same choices; older states hold fewer of them."""
+        """Go on where `state_dict` was taken, with the same choices; a state that does not fit changes nothing."""
+        if missing := sorted(Method.state_dict(self).keys() - state.keys()):
+            raise ValueError(f"the state of {type(self).__name__} lacks {', '.join(missing)}")
         for key, mine in self.choices().items():
-            if state.get(key, mine) != mine:
+            if state[key] != mine:
                 raise ValueError(f"the state was saved with {key}={state[key]!r}, not {mine!r}")
-        self.step = state["step"]
-        self.generator.set_state(state["generator"].cpu())
+        generator = torch.Generator("cpu")
+        generator.set_state(state["generator"].cpu())
+        self.step, self.generator = int(state["step"]), generator
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """A mask update that fails leaves no trace: its step does not count, and its random numbers come again."""
+        before, random = dict(vars(self)), self.generator.get_state()
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            self.generator.set_state(random)
+            raise
 
     # --- tools ----------------------------------------------------------------------------------------------------
 
     def top(self, scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Masks of the highest scores, with the counts that were asked for."""
-        return top_k_masks(scores, self.sparsity, self.distribution, self.layers)
+        try:
+            return top_k_masks(scores, self.sparsity, self.distribution, self.layers)
+        except FloatingPointError:
+            for name, score in scores.items():
+                refuse_nan(name, score, "scores")
+            raise
 
     def random(self, like: Tensor, low: float = 0.0) -> Tensor:
         """Uniform numbers in [low, 1), drawn on the CPU so that every device and every rank gets the same."""
-        return torch.empty(like.shape).uniform_(low, 1.0, generator=self.generator).to(like.device)
+        numbers = torch.empty(like.shape, dtype=torch.float32, device="cpu")
+        return numbers.uniform_(low, 1.0, generator=self.generator).to(like.device)
 
 
 def whole(steps: int, name: str) -> int:
@@ -110,6 +152,14 @@ def whole(steps: int, name: str) -> int:
     if value < 1:
         raise ValueError(f"{name} must be a positive whole number of optimiser steps, got {steps!r}")
     return value
+
+
+def refuse_nan(name: str, values: Tensor, kind: str) -> None:
+    """An error that names the layer if there is a NaN, which no ranking can place."""
+    if nans := count(values != values):  # isnan is slower
+        raise FloatingPointError(
+            f"{name!r} has {nans} NaN among its {kind}, so that no mask can be chosen; all stay as they were"
+        )
 
 
 def active(master: Master) -> Tensor:
@@ -154,8 +204,11 @@ def share(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> 
         raise FloatingPointError(f"shares must be finite numbers, got {dict(weights)}")
     exact = _fill(total, weights, room)
     counts = {n: min(room[n], int(x + 1e-9)) for n, x in exact.items()}
+    missing = total - sum(counts.values())
     for name in sorted(counts, key=lambda n: counts[n] - exact[n]):
-        counts[name] += min(room[name] - counts[name], 1, total - sum(counts.values()))
+        more = min(room[name] - counts[name], 1, missing)
+        counts[name] += more
+        missing -= more
     return counts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,6 +34,9 @@ class DSR(SET):
     fraction: N as a fraction of the kept weights; constant, or a schedule.
     threshold: the first H.
     """
+
+    label: ClassVar[str] = "DSR"
+    redistributes: ClassVar[bool] = True
 
     fraction: float | Schedule = 0.05
     threshold: float = 1e-3
@@ -72,8 +75,10 @@ class DSR(SET):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the threshold too."""
+        if "height" not in state:
+            raise ValueError("the state of DSR lacks height")
         super().load_state_dict(state)
-        self.height = state["height"]
+        self.height = float(state["height"])
 
 
 def _reaching(master: Master, height: float) -> Tensor:

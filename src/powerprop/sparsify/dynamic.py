@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from powerprop.entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, Schedule, cosine, moment
-from powerprop.sparsify.base import Method, active, set_mask, share, top_among, whole
+from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, share, top_among, whole
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -36,6 +36,9 @@ class SET(Method):
     stop: when the masks stay for good: a step, or a fraction of `steps`.
     """
 
+    label: ClassVar[str] = "SET"
+    grows_at_random: ClassVar[bool] = True
+
     interval: int = 100
     fraction: float | Schedule = 0.3
     stop: Moment = 0.75
@@ -47,8 +50,8 @@ class SET(Method):
         self.rate = self.fraction if callable(self.fraction) else self.schedule(_checked(self.fraction))
 
     def attach(self, optimizer: Powerprop) -> None:
-        """Warn if a training that is long enough for an update has none; then as every method."""
-        if self.last <= self.interval <= (self.steps or 0):
+        """Warn if the masks never move; then as every method."""
+        if self.steps is not None and min(self.last, self.steps) <= self.interval:
             warnings.warn(
                 f"{type(self).__name__} never moves its masks: its first update would be at step {self.interval} "
                 f"(interval), but they stay for good from step {self.last} (stop={self.stop!r}, steps={self.steps})",
@@ -81,37 +84,51 @@ class SET(Method):
 
     # --- the mask update ------------------------------------------------------------------------------------------
 
+    @property
+    def due(self) -> bool:
+        """True if the next step is a mask update."""
+        return (self.step + 1) % self.interval == 0 and self.step + 1 < self.last
+
     def before_step(self, optimizer: Powerprop) -> bool:
         """Every `interval`-th step is a mask update."""
-        super().before_step(optimizer)
-        due = self.step % self.interval == 0 and self.step < self.last
-        if due:
+        if not self.due:
+            return super().before_step(optimizer)
+        with self.undone_on_error():
+            super().before_step(optimizer)
             self.update(optimizer)
-        return due
+        return True
 
     def update(self, optimizer: Powerprop) -> None:
-        """Drop and grow. Layers without a gradient took no part in the loss and are left alone."""
+        """Drop and grow. Layers without a gradient took no part in the loss and are left alone.
+
+        All layers are settled before the first one is changed.
+        """
         masters = {n: m for n, m in optimizer.masters.items() if m.param.grad is not None}
-        for master in masters.values():
+        for name, master in masters.items():
+            refuse_nan(name, master.param.detach(), "weights")
             master.sync()
         survivors = self.drop(masters)
         counts = self.spread(optimizer, survivors)
-        for name, kept in survivors.items():
-            self._grow(optimizer, name, kept, counts[name])
+        settled = {n: self._grown(optimizer, n, kept, counts[n]) for n, kept in survivors.items()}
+        for name, (mask, grown, values) in settled.items():
+            set_mask(optimizer, name, mask)
+            if values is not None:
+                optimizer.masters[name].put(grown, values)
 
-    def _grow(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> None:
+    def _grown(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A layer's new mask, its grown weights, and their values unless these are zero."""
         master = optimizer.masters[name]
         old = active(master)
         against = self.growth(optimizer, name)
+        refuse_nan(name, against, "gradients")
         new = kept | top_among(against, ~kept, count)
+        grown = new & ~old
         if master.alpha == 1:
-            set_mask(optimizer, name, new)
-            return
+            return new, grown, None
         size = grown_size(master, old, old & ~new)
+        signs = against.flatten().index_select(0, places(grown)).neg_()
         wide = torch.promote_types(against.dtype, torch.float32)  # half precision would round a small size to zero
-        theta = torch.full_like(against, size, dtype=wide).copysign_(-against)
-        set_mask(optimizer, name, new)
-        master.put(new & ~old, theta)
+        return new, grown, torch.full_like(signs, size, dtype=wide).copysign_(signs)
 
 
 @dataclass(eq=False)
@@ -122,6 +139,13 @@ class RigL(SET):
 
     The gradient is the dense one of the plain weight, ∂L/∂w, also for α > 1: ∂L/∂φ vanishes where φ does.
     """
+
+    label: ClassVar[str] = "RigL"
+    grows_at_random: ClassVar[bool] = False
+
+    def step_flops(self, active: float, trainable: float, dense: float) -> float:
+        """One step in interval + 1 computes the gradient of all weights, to grow by."""
+        return (3 * active * self.interval + 2 * active + dense) / (self.interval + 1)
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Where the gradient is largest, downhill."""
@@ -140,22 +164,50 @@ class SNFS(SET):
     costs a pass over them at every step. Layers with a rule of their own in `layers` keep their count.
     """
 
+    label: ClassVar[str] = "SNFS"
+    redistributes: ClassVar[bool] = True
+    grows_at_random: ClassVar[bool] = False
+
     fraction: float | Schedule = 0.5
     stop: Moment = 1.0
+
+    def step_flops(self, active: float, trainable: float, dense: float) -> float:
+        """Momentum of all weights needs the gradient of all weights, every step."""
+        return 2 * active + dense
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.average: dict[str, Tensor] = {}
+        self.optimizer: Powerprop | None = None
+
+    def begin(self, optimizer: Powerprop) -> None:
+        """Averages begin at zero, and are given up where the base optimiser turns out to have a momentum."""
+        super().begin(optimizer)
+        self.optimizer = optimizer
+        self.average = {n: torch.zeros_like(m.param) for n, m in optimizer.masters.items()}
 
     def before_step(self, optimizer: Powerprop) -> bool:
         """Keep the average up where the base optimiser has no momentum."""
+        if not self.due:
+            self._follow(optimizer)
+        return super().before_step(optimizer)
+
+    def update(self, optimizer: Powerprop) -> None:
+        """With averages of its own until the update has succeeded."""
+        self.average = {n: mean.clone() for n, mean in self.average.items()}
+        self._follow(optimizer)
+        for name, master in optimizer.masters.items():
+            if master.param.grad is not None:
+                refuse_nan(name, self.momentum(optimizer, name), "momentum")
+        super().update(optimizer)
+
+    def _follow(self, optimizer: Powerprop) -> None:
         for name, master in optimizer.masters.items():
             if base_momentum(optimizer, master) is not None:
                 self.average.pop(name, None)
             elif (grad := master.param.grad) is not None:
                 mean = self.average.get(name, torch.zeros_like(grad))
                 self.average[name] = mean.to(grad.device).lerp_(grad, 1 - _MOMENTUM)
-        return super().before_step(optimizer)
 
     def momentum(self, optimizer: Powerprop, name: str) -> Tensor:
         """The momentum of all weights of a layer, masked or not."""
@@ -174,17 +226,22 @@ class SNFS(SET):
 
     def state_dict(self) -> dict[str, Any]:
         """With the averages kept here."""
-        return {**super().state_dict(), "average": {n: t.clone() for n, t in self.average.items()}}
+        return {**super().state_dict(), "average": {n: t for n, t in self.average.items() if self._is_used(n)}}
+
+    def _is_used(self, name: str) -> bool:
+        return self.optimizer is None or base_momentum(self.optimizer, self.optimizer.masters[name]) is None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the averages too."""
+        if "average" not in state:
+            raise ValueError("the state of SNFS lacks average")
         super().load_state_dict(state)
         self.average = {n: t.clone() for n, t in state["average"].items()}
 
 
 def base_momentum(optimizer: Powerprop, master: Master) -> Tensor | None:
     """The base optimiser's own momentum of a weight, if it has one."""
-    state = optimizer.state.get(master.param, {})
+    state = optimizer.base.state.get(master.param, {})
     found = state.get("momentum_buffer", state.get("exp_avg"))
     return found if isinstance(found, Tensor) else None
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from powerprop.allocate import kept, overrides
 from powerprop.entries import count
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, cubic, moment, period
-from powerprop.sparsify.base import Method, active, set_mask, top_among
+from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, top_among
 from powerprop.sparsify.prune import allocate
 
 __all__ = ["IterativePruning"]
@@ -29,6 +33,8 @@ class IterativePruning(Method):
     interval: between prunings: steps, or a fraction of `steps`; by default the paper's 2,000 of 32,000.
     """
 
+    label: ClassVar[str] = "Iterative pruning"
+
     start: Moment = 0.2
     stop: Moment = 0.8
     interval: Moment = 1 / 16
@@ -41,6 +47,16 @@ class IterativePruning(Method):
             raise ValueError(f"start must come before stop, got start={self.start!r}, stop={self.stop!r}")
         self.progress = cubic(0.0, 1.0, self.first, self.last)
         self.final: dict[tuple[str, ...], int] = {}
+
+    def attach(self, optimizer: Powerprop) -> None:
+        """Warn if the pruning is not gradual; then as every method."""
+        if self.first + self.every >= self.last:
+            warnings.warn(
+                f"IterativePruning prunes all at once, at step {self.last} (stop={self.stop!r}): its interval of "
+                f"{self.every} steps does not fit in between it and step {self.first} (start={self.start!r})",
+                stacklevel=3,
+            )
+        super().attach(optimizer)
 
     def begin(self, optimizer: Powerprop) -> None:
         """Dense; but it is settled which layers are ranked together, and how many of their weights stay at the end."""
@@ -56,19 +72,22 @@ class IterativePruning(Method):
             self.final[rest] = kept(sum(weights[n].numel() for n in rest), self.sparsity)
 
     def after_step(self, optimizer: Powerprop) -> None:
-        """Prune when it is time."""
+        """Prune when it is time; all layers are settled before the first one is changed."""
         due = self.first < self.step < self.last and (self.step - self.first) % self.every == 0
         if due or self.step == self.last:
-            for names, final in self.final.items():
-                self._prune(optimizer, names, final)
+            masks = [mask for names, final in self.final.items() for mask in self._masks(optimizer, names, final)]
+            for name, mask in masks:
+                set_mask(optimizer, name, mask)
 
-    def _prune(self, optimizer: Powerprop, names: tuple[str, ...], final: int) -> None:
-        """Keep the largest of the weights still there, as many as the curve allows now."""
+    def _masks(self, optimizer: Powerprop, names: tuple[str, ...], final: int) -> Iterator[tuple[str, Tensor]]:
+        """The largest of the weights still there, as many as the curve allows now."""
         masters = [optimizer.masters[n] for n in names]
+        for master in masters:
+            refuse_nan(master.name, master.weight.detach(), "weights")
         weight = torch.cat([m.weight.detach().flatten() for m in masters])
         alive = torch.cat([active(m).flatten() for m in masters])
         wanted = weight.numel() - round((weight.numel() - final) * self.progress(self.step))
         there = count(alive)  # a training that goes on for longer than planned is behind what was pruned already
         masks = torch.split(top_among(weight, alive, min(wanted, there)), [m.param.numel() for m in masters])
         for name, mask, master in zip(names, masks, masters, strict=True):
-            set_mask(optimizer, name, mask.view(master.param.shape))
+            yield name, mask.view(master.param.shape)

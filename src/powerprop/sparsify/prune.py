@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, erk, kept, overrides, uniform
 from powerprop.entries import above, count, places
@@ -55,12 +56,13 @@ def allocate(
     weights: Mapping[str, Tensor], sparsity: float, distribution: str = "uniform", layers: Layers | None = None
 ) -> dict[str, int]:
     """Kept weights per layer. The asked sparsity is that of the layers that have no rule of their own in `layers`."""
-    shapes = {n: w.shape for n, w in weights.items()}
-    fixed = overrides(shapes, check_sparsity(sparsity), layers)
-    rest = {n: s for n, s in shapes.items() if n not in fixed}
     spread = {"uniform": uniform, "erk": erk}
-    if distribution not in spread:
+    if distribution not in tuple(spread):
         raise ValueError(f"distribution must be one of {', '.join(spread)} here, got {distribution!r}")
+    shapes = {n: w.shape for n, w in weights.items()}
+    sparsity = check_sparsity(sparsity)
+    fixed = overrides(shapes, sparsity, layers)
+    rest = {n: s for n, s in shapes.items() if n not in fixed}
     counts = spread[distribution](rest, sparsity)
     return {n: fixed.get(n, counts.get(n, 0)) for n in shapes}
 
@@ -86,12 +88,17 @@ def top_k_masks(
     """The highest scores stay: layer by layer to the distribution's counts, or ranked all together (`global`)."""
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {distribution!r}")
-    if distribution != "global":
+    sparsity = check_sparsity(sparsity)
+    if distribution == "global":
+        counts = overrides({n: s.shape for n, s in scores.items()}, sparsity, layers)
+    else:
         counts = allocate(scores, sparsity, distribution, layers)
-        return Masks({n: top_k(s, counts[n]) for n, s in scores.items()})
-    fixed = overrides({n: s.shape for n, s in scores.items()}, check_sparsity(sparsity), layers)
-    masks = _global({n: s for n, s in scores.items() if n not in fixed}, sparsity)
-    return Masks({n: top_k(s, fixed[n]) if n in fixed else masks[n] for n, s in scores.items()})
+    try:
+        ranked = _global({n: s for n, s in scores.items() if n not in counts}, sparsity)
+        return Masks({n: top_k(s, counts[n]) if n in counts else ranked[n] for n, s in scores.items()})
+    except FloatingPointError as error:
+        broken = [n for n, s in scores.items() if s.isnan().any()]
+        raise FloatingPointError(f"{', '.join(map(repr, broken))}: {error}") from None
 
 
 def _global(scores: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
@@ -111,8 +118,10 @@ def magnitude_masks(
     where: Where | None = None,
 ) -> Masks:
     """The masks that `prune` would apply: TopK(|θ|), nothing changed yet."""
-    scores = {n: p.detach().abs() for n, p in select(model, where).items()}
-    return top_k_masks(scores, sparsity, distribution, layers)
+    weights = select(model, where)
+    if shapeless := [n for n, p in weights.items() if isinstance(p, UninitializedParameter)]:
+        raise ValueError(f"{shapeless[0]!r} has no shape yet: run one forward pass first")
+    return top_k_masks({n: p.detach().abs() for n, p in weights.items()}, sparsity, distribution, layers)
 
 
 def prune(
@@ -124,10 +133,12 @@ def prune(
 ) -> Masks:
     """One-shot pruning by magnitude (paper, section 3): θ ← θ ⊙ TopK(|θ|), in place; returns the masks.
 
+    Whatever is refused (a wrong argument, a weight that is NaN, nothing chosen) leaves the model as it was.
+
     sparsity: fraction of the weights to remove, in [0, 1).
     distribution: "uniform" (every layer alike), "erk" (Erdős-Rényi-Kernel) or "global" (one ranking of all weights).
     layers: exceptions by name pattern, e.g. {"fc3.weight": half, "conv1.weight": 0.0, "fc.weight": at_most(0.8)}.
-    where: which weights; by default those of all linear, convolutional and attention layers.
+    where: which weights; by default all matrices and kernels that multiply inputs (see `powerprop.select`).
     """
     masks = magnitude_masks(model, sparsity, distribution, layers, where)
     warn_of_empty_layers(masks, sparsity, distribution, layers, stacklevel=2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from powerprop.allocate import check_sparsity
 from powerprop.entries import count
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.schedules import Moment, moment
+from powerprop.schedules import Moment, moment, number
 from powerprop.sparsify.base import Method, active, whole
 from powerprop.sparsify.prune import top_k_masks
 
@@ -33,13 +34,18 @@ class TopKAST(Method):
 
     backward_sparsity: of B, from 0 (all weights are trained) to `sparsity` (no exploration).
     decay: λ.
-    interval: steps between refreshes of A and B.
+    interval: steps between refreshes of A and B. In between, nothing holds back the weights that are trained but not
+        used: they outgrow those that are, and the loss jumps at the next refresh. The papers' 100 needs large batches
+        and low rates.
     freeze: when A and B stay for good: a step, or a fraction of `steps`; None is never.
     """
 
+    label: ClassVar[str] = "Top-KAST"
+    explores: ClassVar[bool] = True
+
     backward_sparsity: float = 0.0
     decay: float = 1e-4
-    interval: int = 100
+    interval: int = 1
     freeze: Moment | None = None
 
     def __post_init__(self) -> None:
@@ -49,8 +55,8 @@ class TopKAST(Method):
             raise ValueError(
                 f"backward_sparsity must be at most sparsity={self.sparsity:g}, got {self.backward_sparsity!r}"
             )
-        if not self.decay >= 0:
-            raise ValueError(f"decay must be at least 0, got {self.decay!r}")
+        if not 0 <= number(self.decay, "decay") < math.inf:
+            raise ValueError(f"decay must be at least 0 and finite, got {self.decay!r}")
         self.interval = whole(self.interval, "interval")
         self.last = None if self.freeze is None else moment(self.freeze, self.steps, "freeze")
         self.decays: dict[str, Decay] = {}

@@ -154,6 +154,11 @@ def current_ranks() -> Ranks:
     return ALONE
 
 
+def is_main() -> bool:
+    """True for the rank that writes and shows, also before the ranks have joined; True without torchrun."""
+    return os.environ.get("RANK", "0") == "0" or not under_torchrun()
+
+
 def local_device() -> torch.device:
     """This rank's own GPU, counted within its machine, or the CPU."""
     if not torch.cuda.is_available():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from powerprop.files import FileError
 from powerprop.train.alike import check_alike
 from powerprop.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from powerprop.train.distributed import ALONE, Ranks
@@ -187,23 +188,32 @@ def _resume(
         if log is not None:
             log.rewind(0)
         return 0
-    state = load_checkpoint(path)
+    advice = f"delete {path} to start this training from its beginning"
+    try:
+        state = load_checkpoint(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {advice}") from None
     if missing := {*parts, "step", "log"} - state.keys():
         raise CheckpointError(f"{path} is not a checkpoint of fit: it has no {', '.join(sorted(missing))}")
     step: int = state["step"]
     if step > steps:
         raise CheckpointError(f"{path} was made at step {step}, after the {steps} steps asked for")
+    if log is not None:
+        try:
+            log.rewind(state["log"], state.get("log_checksum"))  # older checkpoints have none
+        except FileError as error:
+            raise CheckpointError(f"{error}; {advice}") from None
     for name, part in parts.items():
         part.load_state_dict(state[name])
     set_random_state(state.get("random", ()), ranks.rank, device)  # older checkpoints have none
-    if log is not None:
-        log.rewind(state["log"])
     return step
 
 
 def _state(parts: dict[str, Any], log: MetricsLog | None, step: int) -> dict[str, Any]:
-    position = 0 if log is None else log.position()
-    return {"step": step, "log": position} | {name: part.state_dict() for name, part in parts.items()}
+    position, checksum = (0, 0) if log is None else (log.position(), log.checksum())
+    return {"step": step, "log": position, "log_checksum": checksum} | {
+        name: part.state_dict() for name, part in parts.items()
+    }
 
 
 def _due(step: int, steps: int, every: int | None) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
+
+from powerprop.files import FileError, naming
 
 TENSORBOARD = "POWERPROP_TENSORBOARD"
 
 
 class MetricsLog:
-    """One line of JSON per call of `write`; `position` and `rewind` make it part of a checkpoint.
+    """One line of JSON per call of `write`; `position`, `checksum` and `rewind` make it part of a checkpoint.
 
     Lines hold the step and the values only, no clock, so that a resumed run writes the same bytes.
 
@@ -23,40 +26,52 @@ class MetricsLog:
 
     def __init__(self, path: str | Path, tensorboard: bool | None = None) -> None:
         if tensorboard is None:
-            tensorboard = os.environ.get(TENSORBOARD) == "1"
+            tensorboard = tensorboard_wanted()
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115 - stays open until close()
-        self._board: Any = _summary_writer(self.path.parent / "tensorboard") if tensorboard else None
+        self._board: Any = _summary_writer_class()(str(self.path.parent / "tensorboard")) if tensorboard else None
 
     def write(self, step: int, **values: float) -> None:
         """Add one line; it is handed to the operating system at once."""
-        self._file.write(json.dumps({"step": step, **values}).encode() + b"\n")
-        self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        with naming(self.path):
+            self._file.write(json.dumps({"step": step, **values}).encode() + b"\n")
+            self._file.flush()
+            if self._board is not None:
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
 
     def position(self) -> int:
         """Bytes written so far, all of them on the disk."""
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
-    def rewind(self, position: int) -> None:
-        """Drop everything after `position`: lines of steps that are about to be done again."""
-        size = self.path.stat().st_size
-        if size < position:
-            raise ValueError(
-                f"{self.path} has {size} bytes, but its checkpoint was made at {position}: it was cut short"
+    def checksum(self) -> int:
+        """The CRC-32 of all that was written so far."""
+        return zlib.crc32(self.path.read_bytes()[: self._file.tell()])
+
+    def rewind(self, position: int, checksum: int | None = None) -> None:
+        """Drop everything after `position`: lines of steps that are about to be done again.
+
+        What comes before must have the checksum, if one is given; otherwise nothing is changed.
+        """
+        content = self.path.read_bytes()
+        if len(content) < position:
+            raise FileError(
+                f"{self.path} has {len(content)} bytes, but its checkpoint was made at {position}: it was cut short"
             )
+        if checksum is not None and zlib.crc32(content[:position]) != checksum:
+            raise FileError(f"{self.path} is damaged or edited: its first {position} bytes are not those it had")
         self._file.truncate(position)
         self._file.seek(position)
 
     def close(self) -> None:
         """Close the file and flush TensorBoard."""
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        with naming(self.path):
+            self._file.close()
+            if self._board is not None:
+                self._board.close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -66,13 +81,33 @@ class MetricsLog:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
-    """The lines of a metrics file as dictionaries."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    """The lines of a metrics file as dictionaries; a line that is none is an error that names it."""
+    lines = Path(path).read_bytes().splitlines()
+    return [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
 
 
-def _summary_writer(folder: Path) -> Any:
+def _parsed(path: str | Path, number: int, line: bytes) -> dict[str, float]:
+    try:
+        values: dict[str, float] = json.loads(line)
+        numbers = [value for value in values.values() if isinstance(value, int | float)]
+        if "step" in values and len(numbers) == len(values):
+            return values
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise FileError(f"{path}, line {number}: expected a step and values as JSON, got {line[:40]!r}")
+
+
+def tensorboard_wanted() -> bool:
+    """Whether the environment asks for TensorBoard; an error if it does and TensorBoard is not installed."""
+    if os.environ.get(TENSORBOARD) != "1":
+        return False
+    _summary_writer_class()
+    return True
+
+
+def _summary_writer_class() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ImportError("TensorBoard is not installed: pip install 'powerprop[tensorboard]'") from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter

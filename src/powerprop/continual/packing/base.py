@@ -71,16 +71,25 @@ class Packing(Inferring, ABC):
     def begin_task(self) -> None:
         """All weights are used, the free ones are trained."""
         self._chosen = self._dense = None
-        self.nets.open(self.current, self.generator("revived"))
+        self.nets.open(self.current, self.generator("revived"), self.visible())
+
+    def visible(self) -> Masks | None:
+        """The weights that take part while a task is trained; None is all of them."""
+        return None
 
     def prune(self, data: Any = None, validation: Any = None) -> None:
-        """Choose the weights of the task in hand; from now on only they are used, and steps retrain them."""
+        """Choose the weights of the task in hand; from now on only they are used, and steps retrain them.
+
+        Called again after some steps, it looks for fewer among them, against the same performance.
+        """
         now = self._open("prune")
         source = data if isinstance(data, Source) else self.source(data)
         held = source if validation is None else validation
         held = held if isinstance(held, Source) else self.source(held)
         with evaluating(self.model):
-            self._dense = None if held.missing else self.performance(self.nets.theta(), held)
+            if self._dense is None and not held.missing:
+                seen = self.visible()
+                self._dense = self.performance(self.nets.theta() if seen is None else self.nets.masked(seen), held)
             self._chosen = self.choose_masks(source, held)
         self.nets.restrict(self._chosen)
         now.phase, now.step = "retraining", 0
@@ -90,8 +99,9 @@ class Packing(Inferring, ABC):
         before = self._full_layers()
         if self._chosen is None:
             self.prune(data, validation)
-            if self.retrain_steps:
-                self.train(data, self.retrain_steps, progress, "retraining")
+            left = self.retrain_steps - self.prune_on(data, validation, progress)
+            if left > 0:
+                self.train(data, left, progress, "retraining")
                 self.model.eval()
         assert self._chosen is not None
         self._warn_if_spoiled(validation)
@@ -99,6 +109,10 @@ class Packing(Inferring, ABC):
         if self.open_ended and (full := self._full_layers() - before):
             text = f"{self.name}: fewer than {NEARLY_FULL:.0%} of the weights of {', '.join(sorted(full))} are free"
             warnings.warn(f"{text} for the tasks to come", stacklevel=2)
+
+    def prune_on(self, data: Source, validation: Source, progress: Progress | None) -> int:
+        """Prune further while retraining; returns how many of the retraining steps that took."""
+        return 0
 
     # --- what is packed -----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["GRID", "SEARCHES", "Found", "around", "binary", "check_grid", "linear", "sparsest"]
+__all__ = ["FINE", "GRID", "SEARCHES", "Found", "around", "binary", "check_grid", "linear", "sparsest"]
 
 GRID: tuple[float, ...] = (
     0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15,
@@ -20,6 +20,8 @@ GRID: tuple[float, ...] = (
 """The kept fractions that the paper searches (appendix, hyper-parameters of Permuted- and Split-MNIST)."""
 
 SEARCHES = ("linear", "binary", "taylor")
+FINE: tuple[float, ...] = (*GRID, 0.008, 0.006, 0.005, 0.004, 0.003, 0.0025, 0.002, 0.0015, 0.001, 0.0007, 0.0005)
+"""The paper's grid and beyond, for sub-networks of a fraction of a percent."""
 Passes = Callable[[int], bool]
 
 

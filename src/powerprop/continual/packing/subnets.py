@@ -64,8 +64,8 @@ class Subnetworks:
 
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def open(self, task: int, generator: torch.Generator) -> None:
-        """All weights are used; those that no task has packed are trained.
+    def open(self, task: int, generator: torch.Generator, visible: Masks | None = None) -> None:
+        """All weights are used, or the visible ones; those that no task has packed are trained.
 
         task: how many were packed before, according to the learner.
         generator: draws free weights again that a training which diverged has left without a finite value.
@@ -76,7 +76,7 @@ class Subnetworks:
         self._follow()
         free = self.masks.free()
         self._draw({n: free[n] & ~m.theta().isfinite() for n, m in self.masters.items()}, generator)
-        self.optimizer.set_masks(None, free if self.masks.tasks else None)
+        self.optimizer.set_masks(visible, free if self.masks.tasks else None)
         self._holder.hold(self.masters, learning=self.masks.tasks)
 
     def restrict(self, masks: Masks) -> None:
@@ -102,8 +102,9 @@ class Subnetworks:
         for name, master in self.masters.items():
             if count(where[name]):
                 limit = math.sqrt(3) * self.spread[name]
-                fresh = torch.empty(master.param.shape).uniform_(-limit, limit, generator=generator)
-                master.put(where[name], fresh.to(master.param.device))
+                fresh = torch.empty(master.param.shape, dtype=torch.float32, device="cpu")
+                fresh = fresh.uniform_(-limit, limit, generator=generator).to(master.param.device)
+                master.put(where[name], fresh[where[name]])
 
     def _strength(self) -> Weights:
         return {n: (m.theta() if m.phi is None else m.phi).abs() for n, m in self.masters.items()}

@@ -8,15 +8,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from powerprop.experiments.harness.experiment import Findings
-from powerprop.experiments.harness.folder import plain
-from powerprop.files import read_json
-from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, lines
+from powerprop.experiments.boundaries.results import Streamed
+from powerprop.experiments.harness.experiment import Findings, Job, Results, RunError
+from powerprop.experiments.harness.pages import run_page
+from powerprop.experiments.harness.typed import Diverged, result_of
+from powerprop.report import Column, Curve, Headline, Mean, Section, Stat, Table, lines
 
 if TYPE_CHECKING:
-    from powerprop.experiments.boundaries.train import Config
+    from powerprop.experiments.boundaries.config import Config
 
-Runs = Sequence[dict[str, Any]]
+Runs = Sequence[Streamed]
 """The results of an arm, one for each seed."""
 
 ARMS = {"found": "boundaries found", "told": "boundaries told"}
@@ -24,24 +25,36 @@ AROUND = 20
 """Batches before and after a change in the figure of the average change."""
 
 
-def compose(config: Config, runs: Mapping[str, Runs], out: Path) -> Findings:
+def read_runs(jobs: Sequence[Job], results: Results) -> dict[str, Runs]:
+    """The results of both arms, seed by seed."""
+    runs: dict[str, list[Streamed]] = {arm: [] for arm in ARMS}
+    for job in jobs:
+        found = result_of(Streamed, results, job.key)
+        if isinstance(found, Diverged):
+            raise RunError(f"{job.key} diverged: {found.diverged}")
+        runs[job.settings["arm"]].append(found)
+    return dict(runs)
+
+
+def findings(config: Config, runs: Mapping[str, Runs], out: Path) -> Findings:
     """Draw the figures into `out/figures` and write the page, the table and the summary."""
     table = main_table(config, runs)
-    notes = " ".join(sorted({run["note"] for each in runs.values() for run in each if run["note"]}))
+    notes = " ".join(sorted({run.note for each in runs.values() for run in each if run.note}))
     intro = (
         "Ten digits, the pixels of every task in an order of its own, in one unbroken stream of batches. One learner "
         "finds out by itself when the task changes, packs what it has learned and begins a new task; the other, on "
         "the same batches, is told."
     )
-    page = Page(
+    page = run_page(
+        out,
+        config,
         title="Permuted-MNIST without task boundaries",
         intro=f"{intro}\n\n{run_note(config)} {notes}".strip(),
+        paper="Section 5.3 mentions change-point detection as the way to do without task boundaries; it shows no "
+        "numbers.",
         sections=[changes_section(config, runs["found"], out / "figures"), accuracy_section(config, table)],
-        config=plain(asdict(config)),
-        versions=read_json(out / "versions.json"),
-        paper_reference="Section 5.3 mentions change-point detection as the way to do without task boundaries; it "
-        "shows no numbers.",
         stats=stats(config, runs),
+        headline=headline(runs),
     )
     return Findings(page, table, summary(config, runs))
 
@@ -66,11 +79,11 @@ def main_table(config: Config, runs: Mapping[str, Runs]) -> Table:
         Column(f"class-incremental, {config.group} images", "max", 2, percent=True),
         Column("weights used", "min", 1, percent=True),
     ]  # fmt: skip
-    rows: list[list[str | Cell | None]] = []
+    rows: list[list[str | Mean | None]] = []
     for arm, label in ARMS.items():
         finding = counts(runs[arm]) if arm == "found" else [None] * 4
-        known = [Cell.of(fmean(run[name]) for run in runs[arm]) for name in ("given", "inferred")]
-        rows.append([label, *finding, *known, Cell.of(run["used"] for run in runs[arm])])
+        known = [Mean.of(values) for values in accuracies(runs[arm])]
+        rows.append([label, *finding, *known, Mean.of(run.used for run in runs[arm])])
     caption = (
         f"A change counts as found if it is noticed within {config.delay} batches. The delay is the number of batches "
         "of the new task before the one that revealed it. Average test accuracy over all true tasks after the stream, "
@@ -80,25 +93,40 @@ def main_table(config: Config, runs: Mapping[str, Runs]) -> Table:
     return Table("Boundaries and accuracy", columns, rows, caption)
 
 
-def counts(runs: Runs) -> list[Cell | None]:
+def accuracies(runs: Runs) -> tuple[list[float], list[float]]:
+    """The average over all tasks of every seed, with the task given and inferred."""
+    return [fmean(run.given) for run in runs], [fmean(run.inferred) for run in runs]
+
+
+def counts(runs: Runs) -> list[Mean | None]:
     """Changes found, missed, false alarms, and the mean delay over the changes of a seed."""
-    delays = [fmean(run["delays"]) for run in runs if run["delays"]]
-    numbers = [Cell.of(len(run[name]) for run in runs) for name in ("delays", "missed", "false")]
-    return [*numbers, Cell.of(delays) if delays else None]
+    delays = [fmean(run.delays) for run in runs if run.delays]
+    numbers = [
+        Mean.of(len(run.delays) for run in runs),
+        Mean.of(len(run.missed) for run in runs),
+        Mean.of(len(run.false) for run in runs),
+    ]
+    return [*numbers, Mean.of(delays) if delays else None]
 
 
 def changes_section(config: Config, runs: Runs, figures: Path) -> Section:
     """The stream of the first seed, and the average change."""
     run = runs[0]
-    whole = Curve("loss", config.alpha, range(len(run["losses"])), run["losses"])
-    changes = (run["true"], [noticed for noticed, _ in run["found"]])
-    pictures = [Image(lines([whole], figures / "stream.png", "Loss of each batch when it arrives", "batch",
-                            "cross-entropy", changes=changes), wide=True)]  # fmt: skip
+    whole = Curve("loss", config.alpha, range(len(run.losses)), run.losses)
+    pictures = [
+        lines(
+            [whole], figures / "stream.svg", "Loss of each batch when it arrives", "batch", "cross-entropy",
+            changes=(run.true, [noticed for noticed, _ in run.found]), wide=True,
+        )
+    ]  # fmt: skip
     if windows := around_changes(runs):
         mean = Curve("loss", config.alpha, range(-AROUND, AROUND + 1), windows)
-        title = "The average change"
-        pictures.append(Image(lines([mean], figures / "change.png", title, "batches after the change",
-                                    "cross-entropy")))  # fmt: skip
+        pictures.append(
+            lines(
+                [mean], figures / "change.svg", "The average change", "batches after the change", "cross-entropy",
+                wide=True,
+            )
+        )  # fmt: skip
     text = (
         "The first seed: dashed lines are the true changes, triangles the batches at which they were noticed. A change "
         f"must be certain, upwards and last {config.confirm} batches; the batches that wait meanwhile are trained on "
@@ -109,15 +137,15 @@ def changes_section(config: Config, runs: Runs, figures: Path) -> Section:
 
 def around_changes(runs: Runs) -> list[list[float]]:
     """The losses around every true change that has enough of them on both sides."""
-    places = [(run["losses"], change) for run in runs for change in run["true"]]
+    places = [(run.losses, change) for run in runs for change in run.true]
     windows = [losses[max(0, change - AROUND) : change + AROUND + 1] for losses, change in places]
     return [window for window in windows if len(window) == 2 * AROUND + 1]
 
 
 def where_begun(runs: Runs) -> str:
     """How often the first batch of a new task was named exactly."""
-    begun = [start for run in runs for _, start in run["found"]]
-    exact = sum(start in run["true"] for run in runs for _, start in run["found"])
+    begun = [start for run in runs for _, start in run.found]
+    exact = sum(start in run.true for run in runs for _, start in run.found)
     return f"Of {len(begun)} alarms, {exact} named the very first batch of the new task."
 
 
@@ -132,30 +160,40 @@ def accuracy_section(config: Config, table: Table) -> Section:
 
 def stats(config: Config, runs: Mapping[str, Runs]) -> list[Stat]:
     """The numbers at the top of the page."""
-    changes = sum(len(run["true"]) for run in runs["found"])
-    found, false = (sum(len(run[name]) for run in runs["found"]) for name in ("delays", "false"))
-    given, inferred = (
-        {arm: fmean(fmean(run[name]) for run in each) for arm, each in runs.items()} for name in ("given", "inferred")
-    )
+    changes, found, false = totals(runs["found"])
+    means = {arm: [fmean(values) for values in accuracies(each)] for arm, each in runs.items()}
+    (given, inferred), (given_told, inferred_told) = means["found"], means["told"]
     return [
         Stat("changes found", f"{found} of {changes}", f"{false} false alarms"),
-        Stat("task-incremental", f"{given['found']:.2%}", f"{given['told']:.2%} with boundaries told"),
-        Stat("class-incremental", f"{inferred['found']:.2%}", f"{inferred['told']:.2%} with boundaries told"),
+        Stat("task-incremental", f"{given:.2%}", f"{given_told:.2%} with boundaries told"),
+        Stat("class-incremental", f"{inferred:.2%}", f"{inferred_told:.2%} with boundaries told"),
     ]
+
+
+def totals(runs: Runs) -> tuple[int, int, int]:
+    """Over all seeds: changes, those that were found, false alarms."""
+    return sum(len(r.true) for r in runs), sum(len(r.delays) for r in runs), sum(len(r.false) for r in runs)
+
+
+def headline(runs: Mapping[str, Runs]) -> Headline:
+    """Changes found, and the accuracy that this costs nothing of."""
+    changes, found, false = totals(runs["found"])
+    given, told = (fmean(accuracies(runs[arm])[0]) for arm in ("found", "told"))
+    what = "changes of task found; task-incremental accuracy, in brackets with boundaries told"
+    ours = f"{found} of {changes}, {false} false alarms; {100 * given:.2f} ({100 * told:.2f})"
+    return Headline(what, ours, "no numbers")
 
 
 def summary(config: Config, runs: Mapping[str, Runs]) -> dict[str, Any]:
     """The numbers of the report as plain data, without the losses."""
-    kept = ("seed", "true", "found", "delays", "missed", "false", "given", "inferred", "used")
-    return {
-        "tasks": config.tasks,
-        "arms": {
-            arm: {
-                "label": ARMS[arm],
-                "task-incremental": fmean(fmean(run["given"]) for run in each),
-                "class-incremental": fmean(fmean(run["inferred"]) for run in each),
-                "runs": [{name: run[name] for name in kept} for run in each],
-            }
-            for arm, each in runs.items()
-        },
-    }
+    arms = {}
+    for arm, each in runs.items():
+        given, inferred = accuracies(each)
+        kept = [{name: value for name, value in asdict(run).items() if name not in ("losses", "note")} for run in each]
+        arms[arm] = {
+            "label": ARMS[arm],
+            "task-incremental": fmean(given),
+            "class-incremental": fmean(inferred),
+            "runs": kept,
+        }
+    return {"tasks": config.tasks, "arms": arms}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from powerprop.experiments.continual.report import Story, compose
-from powerprop.experiments.continual.train import Config, jobs, prepare_tasks, run_job
+from powerprop.experiments.continual.config import Config
+from powerprop.experiments.continual.report import Story, findings
+from powerprop.experiments.continual.train import jobs, prepare_tasks, run_job
 from powerprop.experiments.harness.experiment import Experiment
 
 
@@ -18,5 +19,5 @@ def continual_experiment(name: str, title: str, paper: str, presets: dict[str, C
         prepare=prepare_tasks,
         jobs=jobs,
         run_job=run_job,
-        report=lambda config, results, out: compose(config, results, out, story),
+        report=lambda config, results, out: findings(config, results, out, story),
     )

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.experiment import continual_experiment
 from powerprop.experiments.continual.report import Story
-from powerprop.experiments.continual.train import Config
 
 FINE = tuple(round(0.95 * 0.95**k, 5) for k in range(100))
 """Kept fractions, each 5% below the one before, from 95% to 0.6%."""
@@ -46,6 +46,7 @@ STORY = Story(
     "tasks.",
     intro="One network of 784-1000-1000-10 units learns task after task, each with the pixels in another order. Tasks "
     "reuse the weights of those before them, so that the fraction of weights in use flattens.",
+    printed="about 86 after 300 tasks (50,000 + 50,000 steps)",
 )
 
 FIGURE = "figure of long task sequences, section 5.3"

@@ -16,7 +16,7 @@ from powerprop.continual.packing.infer import entropies
 from powerprop.data import Part, Stream, Task
 
 if TYPE_CHECKING:
-    from powerprop.experiments.continual.train import Config
+    from powerprop.experiments.continual.config import Config
 
 FINGERPRINTED = 64
 """Test images of a task whose logits must stay as they are, to the bit."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from powerprop.experiments.continual.results import GIVEN, INFERRED, Measured, compared, measure, summary
-from powerprop.experiments.continual.train import Config, arms, rate
+from powerprop.experiments.continual.config import Config
+from powerprop.experiments.continual.measured import GIVEN, INFERRED, Measured, compared, measure, summary
+from powerprop.experiments.continual.train import arms, rate
 from powerprop.experiments.harness.experiment import Findings, Results
-from powerprop.experiments.harness.folder import plain
-from powerprop.files import read_json
-from powerprop.report import Cell, Column, Curve, Image, Page, Section, Stat, Table, heatmap, lines
+from powerprop.experiments.harness.pages import run_page
+from powerprop.report import Column, Curve, Headline, Mean, Section, Stat, Table, heatmap, lines
 
 FORGOTTEN = (
     " Forgetting: the best accuracy that a task ever had minus its last; backward transfer: its last minus the one "
@@ -24,30 +24,30 @@ PROBED = (
 
 @dataclass(frozen=True)
 class Story:
-    """The words of a report, and rows of the paper: (label, task-incremental, class-incremental, weights used)."""
+    """The words of a report, and rows of the paper: (label, task-incremental, class-incremental, weights used).
+
+    printed: what the paper prints of the headline; by default the class-incremental value of its last row.
+    """
 
     title: str
     paper: str
     intro: str
     rows: tuple[tuple[str, str, str, str], ...] = ()
+    printed: str = ""
 
 
-def compose(config: Config, results: Results, out: Path, story: Story) -> Findings:
+def findings(config: Config, results: Results, out: Path, story: Story) -> Findings:
     """Draw the figures into `out/figures` and write the page, the table and the summary."""
     everything = [measure(config, arm, results) for arm in arms(config)]
     measured = [m for m in everything if m.runs]
     lost = [text for m in everything for text in m.diverged]
     table = main_table(config, measured, story, len(lost))
-    notes = " ".join(sorted({run["note"] for run in results.values() if run["note"]}))
-    page = Page(
-        title=story.title,
-        intro=f"{story.intro}\n\n{run_note(config)} {notes}".strip(),
-        sections=[*sections(config, measured, table, out / "figures"), *diverged_section(lost)],
-        config=plain(asdict(config)),
-        versions=read_json(out / "versions.json"),
-        paper_reference=story.paper,
-        stats=stats(config, measured) if measured else [],
-    )
+    notes = " ".join(sorted(set().union(*(m.notes for m in everything))))
+    page = run_page(
+        out, config, story.title, f"{story.intro}\n\n{run_note(config)} {notes}".strip(), story.paper,
+        [*sections(config, measured, table, out / "figures"), *diverged_section(lost)],
+        stats(config, measured) if measured else [], headline(config, measured, story) if measured else None,
+    )  # fmt: skip
     return Findings(page, table, summary(config, everything))
 
 
@@ -86,7 +86,7 @@ def main_table(config: Config, measured: Sequence[Measured], story: Story, diver
         *([Column(name, None, 2, percent=True) for name in ("forgetting", "backward transfer")] if known else []),
         Column("weights used", "min", 1, percent=True),
     ]  # fmt: skip
-    rows: list[list[str | Cell | None]] = []
+    rows: list[list[str | Mean | None]] = []
     for m in measured:
         inferred = [m.inferred(group), *([m.inferred(1)] if single else [])]
         kept = [m.forgetting(), m.backward_transfer()] if known else []
@@ -105,54 +105,64 @@ def main_table(config: Config, measured: Sequence[Measured], story: Story, diver
 
 def curves_section(measured: Sequence[Measured], table: Table, figures: Path) -> Section:
     """Average accuracy and used weights against the number of tasks."""
-    averages, used = [m.averages() for m in measured], [m.used_weights() for m in measured]
-    across = "tasks learned"
     text = (
-        "Left: the average over all tasks learned so far, each with its own sub-network. Nothing changes once it is "
-        "learned: the logits of earlier tasks are compared bit for bit during the run. Right: the fraction of weights "
+        "First the average over all tasks learned so far, each with its own sub-network. Nothing changes once it is "
+        "learned: the logits of earlier tasks are compared bit for bit during the run. Then the fraction of weights "
         "that some task uses."
     )
-    first = lines(averages, figures / "average.png", f"Average accuracy ({GIVEN})", across, "accuracy", percent=True)
-    second = lines(used, figures / "used.png", "Weights in use", across, "fraction of weights", percent=True)
-    return Section("Accuracy and capacity", text, [Image(first), Image(second)], [table])
+    pictures = [
+        lines(
+            [m.averages() for m in measured], figures / "average.svg", f"Average accuracy ({GIVEN})", "tasks learned",
+            "accuracy", percent=True,
+        ),
+        lines(
+            [m.used_weights() for m in measured], figures / "used.svg", "Weights in use", "tasks learned",
+            "fraction of weights", percent=True,
+        ),
+    ]  # fmt: skip
+    return Section("Accuracy and capacity", text, pictures, [table])
 
 
 def matrix_section(m: Measured, figures: Path) -> Section:
     """The accuracy matrix and which task was inferred, of the first seed of an arm."""
-    run = m.runs[0]
-    size = len(run["matrix"])
-    rows = [row + [float("nan")] * (size - len(row)) for row in run["matrix"]]
-    first = heatmap(rows, figures / "matrix.png", f"Accuracy on every task ({GIVEN})")
-    found = run["class_incremental"]
-    title = f"Task inferred from {found['group']} images"
-    second = heatmap(found["confusion"], figures / "confusion.png", title, "inferred task", "true task", "images")
-    return Section("Task by task", f"{m.arm.label}, first seed.", [Image(first), Image(second)])
+    matrix, found = m.runs[0].matrix or [], m.runs[0].class_incremental
+    rows = [row + [float("nan")] * (len(matrix) - len(row)) for row in matrix]
+    pictures = [heatmap(rows, figures / "matrix.svg", f"Accuracy on every task ({GIVEN})")]
+    if found is not None:
+        title = f"Task inferred from {found.group} images"
+        drawn = heatmap(found.confusion, figures / "confusion.svg", title, "inferred task", "true task", "images")
+        pictures.append(drawn)
+    return Section("Task by task", f"{m.arm.label}, first seed.", pictures)
 
 
 def inference_section(config: Config, measured: Sequence[Measured], figures: Path) -> Section:
     """How often the task is inferred rightly against the size of the group, and at several numbers of tasks."""
     m = best(measured)
-    probes = [run["inference"][-1]["rates"] for run in m.runs]
+    probes = [run.inference[-1].rates for run in m.runs]
     curves = [
-        Curve(method, None, [float(g) for g in groups], [[probe[method][g][0] for g in groups] for probe in probes])
+        Curve(method, None, [float(g) for g in groups], [[probe[method][g][0] for g in groups] for probe in probes],
+              method=method)
         for method, groups in probes[0].items()
-    ]
+    ]  # fmt: skip
     title = "Right task against the number of images judged together"
-    path = lines(curves, figures / "inference.png", title, "images", "right task", percent=True, logx=True)
+    picture = lines(
+        curves, figures / "inference.svg", title, "images", "right task", percent=True, logx=True, wide=True
+    )
     text = (
-        f"{m.arm.label}. `exhaustive` asks every sub-network; `shortlist` (the default) the four whose inputs look "
-        "most alike; `oneshot` and `binary` follow the gradient of a mixture of all masks. "
+        f"{m.arm.label}. `exhaustive` asks every sub-network; `shortlist` (the default) compares inputs "
+        "with the mean input stored for each task, which the paper's method does not have, and asks the four most "
+        "alike; `oneshot` and `binary` follow the gradient of a mixture of all masks. "
         f"Probed on {config.probe} test images of up to {config.probed} tasks."
     )
-    return Section("Task inference", text, [Image(path, wide=True)], [inference_table(config, m)])
+    return Section("Task inference", text, [picture], [inference_table(config, m)])
 
 
 def inference_table(config: Config, m: Measured) -> Table:
     """One row per method, one column per number of tasks learned, at the largest group."""
-    probes, group = m.runs[0]["inference"], max(config.groups)
-    columns: list[str | Column] = ["", *(Column(f"{p['tasks']} tasks", "max", 1, percent=True) for p in probes)]
-    methods = list(probes[-1]["rates"])
-    rows: list[list[str | Cell]] = [
+    probes, group = m.runs[0].inference, max(config.groups)
+    columns: list[str | Column] = ["", *(Column(f"{p.tasks} tasks", "max", 1, percent=True) for p in probes)]
+    methods = list(probes[-1].rates)
+    rows: list[list[str | Mean]] = [
         [method, *(m.probed(method, group, 0, at) for at in range(len(probes)))] for method in methods
     ]
     return Table(f"Right task from {group} images", columns, rows, "In percent.")
@@ -166,6 +176,18 @@ def stats(config: Config, measured: Sequence[Measured]) -> list[Stat]:
         Stat("task inferred", f"{first.inferred(group).mean:.2%}", f"from {group} images, {INFERRED}"),
         Stat("weights used", f"{first.used().mean:.1%}", f"after {config.tasks} tasks"),
     ]
+
+
+def headline(config: Config, measured: Sequence[Measured], story: Story) -> Headline:
+    """Where the paper prints class-incremental accuracy that, else the average with the task given; of Powerprop."""
+    first, group = best([m for m in measured if m.arm.alpha > 1] or measured), max(config.groups)
+    printed = story.printed or next((row[2] for row in reversed(story.rows) if row[2]), "")
+    what, value = f"{first.arm.label}, {GIVEN} accuracy after {config.tasks} tasks", first.given()
+    if story.rows:
+        what = f"{first.arm.label}, {INFERRED} accuracy after {config.tasks} tasks, inferred from {group} images"
+        value = first.inferred(group)
+    steps = f"{config.steps:,} + {config.retrain_steps:,} steps per task"
+    return Headline(what, f"{100 * value.mean:.2f} ({steps})", printed)
 
 
 def best(measured: Sequence[Measured]) -> Measured:

@@ -1,111 +1,50 @@
-"""The results of a continual-learning run, arm by arm: averages over seeds and the numbers of the summary."""
+"""What one continual-learning run found, as it stands in result.json."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
-
-from powerprop.continual import Accuracies, Scenario
-from powerprop.experiments.continual.train import Arm, Config, rate
-from powerprop.experiments.harness.experiment import Results
-from powerprop.report import Cell, Curve
-
-GIVEN: Scenario = "task-incremental"
-INFERRED: Scenario = "class-incremental"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The finished runs of an arm, and what became of those that diverged."""
+class Probe:
+    """How well tasks were inferred when so many were known: rates[method][group] = [right task, right class]."""
 
-    arm: Arm
-    runs: list[dict[str, Any]]
-    diverged: list[str]
-
-    def given(self) -> Cell:
-        """Average accuracy over all tasks after the last, with the task given."""
-        return Cell.of(fmean(run["accuracy"]) for run in self.runs)
-
-    def inferred(self, group: int) -> Cell:
-        """The same with the task inferred by the default method from groups of this size."""
-        whole = [run.get("class_incremental") for run in self.runs]
-        if all(each is not None and each["group"] == group for each in whole):
-            return Cell.of(fmean(each["accuracy"]) for each in whole if each is not None)
-        return self.probed("shortlist", group, 1)
-
-    def probed(self, method: str, group: int, what: int, at: int = -1) -> Cell:
-        """The fraction of right tasks (what = 0) or right classes (1) in a probe of task inference."""
-        return Cell.of(run["inference"][at]["rates"][method][str(group)][what] for run in self.runs)
-
-    def used(self) -> Cell:
-        """The fraction of weights used after the last task."""
-        return Cell.of(run["used"][-1] for run in self.runs)
-
-    def forgetting(self) -> Cell:
-        """What was once known of earlier tasks and is lost after the last, with the task given."""
-        return Cell.of(accuracies.forgetting() for accuracies in self._matrices())
-
-    def backward_transfer(self) -> Cell:
-        """What later tasks added to earlier ones, with the task given."""
-        return Cell.of(accuracies.backward_transfer() for accuracies in self._matrices())
-
-    def curve(self, values: list[list[float]]) -> Curve:
-        """A number after each task, one list per seed."""
-        return Curve(
-            self.arm.label, self.arm.alpha, list(range(1, len(values[0]) + 1)), values, self.arm.method == "packnet"
-        )
-
-    def averages(self) -> Curve:
-        """Average accuracy over the tasks learned so far, with the task given."""
-        return self.curve([running_mean(run["accuracy"]) for run in self.runs])
-
-    def used_weights(self) -> Curve:
-        """The fraction of weights used after each task."""
-        return self.curve([run["used"] for run in self.runs])
-
-    def _matrices(self) -> list[Accuracies]:
-        return [Accuracies(GIVEN, run["matrix"]) for run in self.runs]
+    tasks: int
+    rates: dict[str, dict[str, tuple[float, float]]]
 
 
-def measure(config: Config, arm: Arm, results: Results) -> Measured:
-    """The seeds of an arm."""
-    runs = [results[arm.job(seed).key] for seed in range(config.seeds)]
-    lost = [f"{arm.label}, seed {i}: {run['diverged']}" for i, run in enumerate(runs) if "diverged" in run]
-    return Measured(arm, [run for run in runs if "diverged" not in run], lost)
+@dataclass(frozen=True)
+class Inferred:
+    """All test images of every task with the task inferred from groups: accuracy, and confusion[true][inferred]."""
+
+    group: int
+    accuracy: list[float]
+    confusion: list[list[float]]
 
 
-def compared(config: Config) -> bool:
-    """True if earlier tasks are measured again after later ones, as forgetting needs it."""
-    return config.matrix and config.tasks > 1
+@dataclass(frozen=True)
+class Learned:
+    """A learner after its last task.
 
+    Args:
+        accuracy: of each task right after it was learned, the task given.
+        used: fraction of weights used by all tasks so far, after each.
+        inference: probes of task inference at several numbers of tasks, the last at the end.
+        note: what is to be said of the data.
+        matrix: matrix[i][j], accuracy on task j after task i, the task given; empty if it was not measured.
+        class_incremental: None if it was not measured on the whole test sets.
+    """
 
-def summary(config: Config, measured: Sequence[Measured]) -> dict[str, Any]:
-    """The numbers of the report as plain data."""
-    return {"tasks": config.tasks, "arms": [_arm(config, m) for m in measured]}
+    accuracy: list[float]
+    used: list[float]
+    inference: list[Probe]
+    note: str = ""
+    matrix: list[list[float]] | None = None
+    class_incremental: Inferred | None = None
 
-
-def _arm(config: Config, m: Measured) -> dict[str, Any]:
-    """The numbers of an arm; only what it was if all its runs diverged."""
-    what = {
-        "label": m.arm.label, "method": m.arm.method, "alpha": m.arm.alpha, "lr": rate(config, m.arm.alpha),
-        "seeds": len(m.runs), "diverged": len(m.diverged),
-    }  # fmt: skip
-    return {**what, **_numbers(config, m)} if m.runs else what
-
-
-def _numbers(config: Config, m: Measured) -> dict[str, Any]:
-    group, known = max(config.groups), compared(config)
-    return {
-        GIVEN: m.given().mean, INFERRED: m.inferred(group).mean, "group": group, "used": m.used().mean,
-        "forgetting": m.forgetting().mean if known else None,
-        "backward_transfer": m.backward_transfer().mean if known else None,
-        "accuracy": m.averages().mean.tolist(), "used_weights": m.used_weights().mean.tolist(),
-        "inference": m.runs[0]["inference"],
-    }  # fmt: skip
-
-
-def running_mean(values: Sequence[float]) -> list[float]:
-    """The mean of the first, of the first two, …"""
-    return [fmean(values[: i + 1]) for i in range(len(values))]
+    def __post_init__(self) -> None:
+        for name in ("accuracy", "used", "inference"):
+            if not getattr(self, name):
+                raise ValueError(f"{name!r} must not be empty")
+        if len(self.used) != len(self.accuracy):
+            raise ValueError(f"'used' must have {len(self.accuracy)} values, one per task, got {len(self.used)}")

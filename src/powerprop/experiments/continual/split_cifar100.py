@@ -6,9 +6,9 @@ Every task has an output layer of its own. The paper trains and retrains 75,000 
 
 from __future__ import annotations
 
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.experiment import continual_experiment
 from powerprop.experiments.continual.report import Story
-from powerprop.experiments.continual.train import Config
 
 PRESETS = {
     "smoke": Config(
@@ -33,6 +33,7 @@ STORY = Story(
     intro="Ten tasks of ten classes, learned one after the other in one AlexNet-like network; every task has an output "
     "layer of its own. The training is shortened, and where the training set at hand is not complete a note says so.",
     rows=(("Powerprop + EPN, α=1.75 (paper)", "", "73.70 ± 0.70", ""),),
+    printed="73.70 ± 0.70 (75,000 + 75,000 steps)",
 )
 
 EXPERIMENT = continual_experiment(

@@ -16,86 +16,17 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from powerprop import data, models
-from powerprop.continual import GRID, Classification, EfficientPackNet, PackNet, Strategy, learn_stream
-from powerprop.experiments.continual.checks import METHODS, check_config, check_images
+from powerprop.continual import Classification, EfficientPackNet, PackNet, Strategy, learn_stream
+from powerprop.experiments.continual.checks import METHOD_LABELS, check_images
+from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measure import Measures
+from powerprop.experiments.continual.tasklog import TaskLog
 from powerprop.experiments.harness.experiment import Job, Results
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
 from powerprop.models.init import fans
 from powerprop.select import select
-from powerprop.train import NonFiniteError
-
-
-@dataclass(frozen=True)
-class Config:
-    """The settings of a continual-learning experiment.
-
-    Args:
-        data: name of the data set.
-        stream: "permuted" (the pixels of every task in an order of its own) or "split" (some classes per task).
-        model: "mlp" (two hidden layers, one output layer for all tasks) or "alexnet" (one output layer per task).
-        tasks: how many; a split stream has the classes of the data in equal parts.
-        alphas: powers; 1 is the method without Powerpropagation.
-        lr: learning rate at α = 1.
-        seeds: runs of each arm: first weights, order of pixels, batches.
-        steps: of training per task.
-        retrain_steps: after pruning.
-        gamma: fraction of the dense validation accuracy that a sub-network must keep.
-        methods: "efficient-packnet", "packnet".
-        scale_lr: let the learning rate grow with α so that a weight of size `magnitude` learns equally fast:
-            lr·α²|w|^(2-2/α) is the same for all α. Otherwise all have the same.
-        magnitude: a typical weight.
-        decay: let the learning rate fall to zero along these phases: "training", "retraining".
-        spread: the standard deviation of the first weights, and of those that are initialised again, in units of
-            Glorot's. Small ones leave the largest weights to those that have learned something.
-        clip: the largest norm of a gradient, as `Strategy` takes it; 0 is any.
-        batch: images per step.
-        width: units of a hidden layer of the mlp.
-        search: how the sparsity of a task is found: "linear", "binary" or "taylor".
-        grid: kept fractions to choose from.
-        distribution: "global" ranks all weights together, "uniform" keeps the same fraction of each layer.
-        images: only the last so many training images of the data are used; 0 means all.
-        validation: the last so many training images of the data decide the sparsity.
-        test: the first so many test images of a task are measured; 0 means all.
-        matrix: measure all tasks after each one, and the whole test set with inferred tasks at the end.
-        groups: sizes of the groups of images whose task is inferred together.
-        infer_at: numbers of tasks after which inference is probed, besides the last.
-        probed: so many tasks, evenly spaced, are probed.
-        probe: test images of each.
-    """
-
-    data: str
-    stream: str
-    tasks: int
-    alphas: tuple[float, ...]
-    lr: float
-    seeds: int
-    steps: int
-    retrain_steps: int
-    gamma: float
-    model: str = "mlp"
-    methods: tuple[str, ...] = ("efficient-packnet",)
-    scale_lr: bool = True
-    magnitude: float = 0.03
-    decay: tuple[str, ...] = ()
-    spread: float = 1.0
-    clip: float = 0.0
-    batch: int = 64
-    width: int = 1000
-    search: str = "linear"
-    grid: tuple[float, ...] = GRID
-    distribution: str = "global"
-    images: int = 0
-    validation: int = 5000
-    test: int = 0
-    matrix: bool = True
-    groups: tuple[int, ...] = (1, 4, 16, 64, 128)
-    infer_at: tuple[int, ...] = ()
-    probed: int = 10
-    probe: int = 512
-
-    def __post_init__(self) -> None:
-        check_config(self)
+from powerprop.train import MetricsLog, NonFiniteError
+from powerprop.train.distributed import local_device
 
 
 @dataclass(frozen=True)
@@ -108,7 +39,7 @@ class Arm:
     @property
     def label(self) -> str:
         """What the reader sees."""
-        name = METHODS[self.method]
+        name = METHOD_LABELS[self.method]
         return name if self.alpha == 1 else f"Powerprop + {name}, α={self.alpha:g}"
 
     def job(self, seed: int) -> Job:
@@ -146,25 +77,36 @@ def rate(config: Config, alpha: float) -> float:
     return float(config.lr * config.magnitude ** (2 / alpha - 2) / alpha**2)
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Learn all tasks, from the saved learner in the folder if there is one, and measure."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = local_device()
     images = load_images(config)
     stream = make_stream(config, images.to(device), job.settings["seed"])
     learner = make_learner(config, job.settings, device)
     measures = Measures(config, learner, stream)
 
-    def progress(phase: str, step: int, loss: float) -> None:
-        done = (step if phase == "training" else config.steps + step) / (config.steps + config.retrain_steps)
-        so_far = {"task": learner.current + 1, "loss": loss, **measures.latest}
-        report((learner.current + done) / len(stream), so_far)
+    whole = config.steps + config.retrain_steps
+    diverged = {}
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        lines = TaskLog(log, learner, whole)
 
-    checkpoint = folder / "learner.safetensors"
-    try:
-        learn_stream(learner, stream, (), checkpoint=checkpoint, after_task=measures.after_task, progress=progress)
-    except NonFiniteError as error:
-        return {"diverged": f"task {learner.current}: {error}", "note": images.note, **learner.records}
-    return {"note": images.note, **learner.records}
+        def heard(phase: str, step: int, loss: float) -> None:
+            step += config.steps if phase == "retraining" else 0
+            lines.write(step, loss=loss)
+            so_far = {"task": learner.current + 1, "loss": loss, **measures.latest}
+            progress((learner.current + step / whole) / len(stream), so_far)
+
+        def learned(task: data.Task) -> None:
+            measures.after_task(task)
+            lines.end_task(**measures.latest)
+
+        try:
+            learn_stream(
+                learner, stream, (), checkpoint=folder / "learner.safetensors", after_task=learned, progress=heard
+            )
+        except NonFiniteError as error:
+            diverged = {"diverged": f"task {learner.current}: {error}"}
+    return {**diverged, "note": images.note, **lines.other_records()}
 
 
 def load_images(config: Config) -> data.Images:

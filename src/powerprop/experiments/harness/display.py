@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from powerprop.files import naming
+
 
 class Display(Protocol):
     """Hears about jobs as they run; `with` switches it on."""
@@ -102,7 +104,8 @@ class Lines:
         self._line(f"  [{self.ended}/{self.jobs}] {key}: {what}".rstrip())
 
     def _line(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with naming("standard output"):
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def note(values: dict[str, float]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
 from powerprop.report import Page, Table
 
 Results = Mapping[str, dict[str, Any]]
@@ -43,11 +43,12 @@ class Experiment:
         name: as typed on the command line.
         title: one line for people.
         paper: where the paper shows it.
-        config: the frozen dataclass of plain numbers, strings and tuples that the presets are made of.
+        config: the frozen dataclass of plain numbers, strings and tuples that the presets are made of; its fields are
+            the options of the command line, what its docstring's `Args` say of them is their help.
         presets: literal configurations by name: `smoke` (seconds), `cpu` (minutes), `paper` (its own values), …
         prepare: called once before the jobs start, to find (or download) the data.
         jobs: the jobs known so far, given the results so far; asked again until nothing new comes (tuning first).
-        run_job: `run_job(config, job, folder, report)` trains and returns plain data; resumes if called again.
+        run_job: `run_job(config, job, folder, progress)` trains and returns plain data; resumes if called again.
         report: `report(config, results, out)` draws into `out/figures` and returns the findings.
         together: None if jobs run side by side, a process each. Else jobs may also run in turn, the ranks that
             torchrun started training each of them together, and `together(config)` says whether to do so without
@@ -61,6 +62,6 @@ class Experiment:
     presets: dict[str, Any]
     prepare: Callable[[Any], None]
     jobs: Callable[[Any, Results], list[Job]]
-    run_job: Callable[[Any, Job, Path, Report], dict[str, Any]]
+    run_job: Callable[[Any, Job, Path, Progress], dict[str, Any]]
     report: Callable[[Any, Results, Path], Findings]
     together: Callable[[Any], bool] | None = None

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
+from powerprop.experiments.harness.experiment import Experiment, Job, Results, RunError
+from powerprop.experiments.harness.records import RESULT, made_with, read_result
+from powerprop.experiments.harness.versions import Versions, merged, versions
+from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sweep, write_json, write_sealed_json
 
-import powerprop
-from powerprop.experiments.harness.experiment import Experiment, Results, RunError
-from powerprop.files import read_json, write_json
+CONFIG, VERSIONS, LOCK, JOBS = "config.json", "versions.json", ".lock", "jobs"
+MOST_JOBS = 100_000
 
 
 def prepare(out: Path, experiment: Experiment, preset: str, config: Any) -> None:
-    """Make the folder of a run, or check that the one there is of the same run."""
-    file = out / "config.json"
+    """Make the folder of a run, or check that the one there is of the same run; sweep what killed writers left."""
+    file = out / CONFIG
     wanted = describe(experiment, preset, config)
+    if file.exists():
+        # Through the dataclass, so that a setting that is newer than the folder counts with its default.
+        found = describe(*open_run(out, {experiment.name: experiment}))
+        if found != wanted:
+            raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
+    sweep(out)
+    restore_versions(out)
     if not file.exists():
-        if out.exists() and any(path.name != ".lock" for path in out.iterdir()):
-            raise RunError(f"{out} is not empty and not a run (it has no config.json); choose another --out")
-        write_json(out / "versions.json", versions())
         write_json(file, wanted)
-        return
-    # Through the dataclass, so that a setting that is newer than the folder counts with its default.
-    found = describe(*open_run(out, {experiment.name: experiment}))
-    if found != wanted:
-        raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
 
 
 def describe(experiment: Experiment, preset: str, config: Any) -> dict[str, Any]:
@@ -43,34 +39,49 @@ def describe(experiment: Experiment, preset: str, config: Any) -> dict[str, Any]
 
 def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment, str, Any]:
     """The experiment, preset and configuration that a folder was made with."""
-    if not (out / "config.json").is_file():
-        raise RunError(f"{out} is not the folder of a run: it has no config.json")
-    saved = read_json(out / "config.json")
-    if not isinstance(saved, dict) or saved.get("experiment") not in experiments:
-        known = ", ".join(experiments)
-        raise RunError(f"{out / 'config.json'} is not of a run of {known}; choose another --out")
-    experiment = experiments[saved["experiment"]]
+    path = out / CONFIG
+    if not path.is_file():
+        raise RunError(f"{out} is not the folder of a run: it has no {CONFIG}")
+    saved = read_json(path)
+    name = saved.get("experiment") if isinstance(saved, dict) else None
+    if not isinstance(name, str) or name not in experiments:
+        raise RunError(f"{path} is not of a run of {', '.join(experiments)}; choose another --out")
+    experiment = experiments[name]
     try:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in saved["config"].items()}
         return experiment, saved["preset"], experiment.config(**values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{out / 'config.json'} does not fit {experiment.name}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        text = f"{path} does not fit {experiment.name}: {error}"
+        raise RunError(f"{text}; undo what was edited, or choose another --out") from None
 
 
-def results_so_far(out: Path, keys: list[str]) -> dict[str, dict[str, Any]]:
-    """The results of those of the jobs that are done."""
-    files = {key: out / "jobs" / key / "result.json" for key in keys}
-    return {key: read_json(file) for key, file in files.items() if file.exists()}
+def known_jobs(experiment: Experiment, config: Any, results: Results) -> list[Job]:
+    """The jobs that are known, given these results; more than anybody can run are an error."""
+    jobs = experiment.jobs(config, results)
+    if len(jobs) > MOST_JOBS:
+        raise RunError(f"a run has at most {MOST_JOBS} jobs, these settings give {len(jobs)}; ask for less")
+    return jobs
+
+
+def results_so_far(out: Path, jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
+    """The results of those of the jobs that are done; a damaged one is an error that names the file."""
+    folders = {job.key: job_folder(out, job) for job in jobs}
+    return {job.key: read_result(folders[job.key], job) for job in jobs if (folders[job.key] / RESULT).exists()}
+
+
+def job_folder(out: Path, job: Job) -> Path:
+    """The place of a job."""
+    return out / JOBS / job.key
 
 
 def all_results(out: Path, experiment: Experiment, config: Any) -> Results:
     """The results of a finished run; one that is not finished is an error that says how far it is."""
     results: dict[str, dict[str, Any]] = {}
     while True:
-        keys = [job.key for job in experiment.jobs(config, results)]
-        found = results_so_far(out, keys)
-        if len(found) < len(keys):
-            raise RunError(f"{out} is not finished: {len(found)} of {len(keys)} jobs are done; run it again to go on")
+        jobs = known_jobs(experiment, config, results)
+        found = results_so_far(out, jobs)
+        if len(found) < len(jobs):
+            raise RunError(f"{out} is not finished: {len(found)} of {len(jobs)} jobs are done; run it again to go on")
         if found.keys() == results.keys():
             return results
         results = found
@@ -78,18 +89,57 @@ def all_results(out: Path, experiment: Experiment, config: Any) -> Results:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Keep a second process out of the same folder (where the system has advisory locks)."""
+    """Keep a second process out of the same folder (where the system has advisory locks).
+
+    A folder with files of somebody else is refused before anything is written into it.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; a run needs a folder: choose another --out")
+    if not (out / CONFIG).exists() and foreign(out, (VERSIONS,)):
+        raise RunError(f"{out} is not empty and not a run (it has no {CONFIG}); choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "wb") as file:
+    with open(out / LOCK, "wb") as file:
         try:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
             pass
-        except OSError:
+        except BlockingIOError:
             raise RunError(f"{out} is in use by another process") from None
         yield
+
+
+def foreign(out: Path, own: Sequence[str]) -> list[Path]:
+    """What is in the folder besides a run's own files."""
+    found = sorted(out.iterdir()) if out.exists() else []
+    return [path for path in found if path.name not in (LOCK, *own) and not TEMPORARY.fullmatch(path.name)]
+
+
+def begun_with(out: Path) -> Versions:
+    """The versions that a run was begun with; a run of before there were checksums has all the names and no more."""
+    path = out / VERSIONS
+    try:
+        found = read_json(path)
+        if isinstance(found, dict) and found.keys() == versions().keys():
+            return {name: str(value) for name, value in found.items()}
+        return read_sealed_json(path)
+    except FileError as error:
+        raise FileError(f"{error}; delete {path} and the same command writes it anew") from None
+
+
+def restore_versions(out: Path) -> None:
+    """Write down the versions that a run is begun with; if the file was lost, those of its first job."""
+    if not (out / VERSIONS).exists():
+        folders = sorted((out / JOBS).iterdir()) if (out / JOBS).is_dir() else []
+        first = next((made[0] for folder in folders if (made := made_with(folder))), None)
+        write_sealed_json(out / VERSIONS, first or versions())
+
+
+def made_with_all(out: Path, jobs: Sequence[Job]) -> Versions:
+    """The versions that the jobs of a run were made with; where they differ, all of them."""
+    begun = begun_with(out)
+    return merged(made for job in jobs for made in made_with(job_folder(out, job)) or [begun])
 
 
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
@@ -104,37 +154,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on besides its configuration."""
-    return {
-        "powerprop": powerprop.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu(),
-        "cores": str(os.cpu_count()),
-        "cpu capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _commit() -> str:
-    """The commit of the source tree, with + if files differ from it; empty for an installed package."""
-    command = ["git", "-C", str(Path(powerprop.__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _cpu() -> str:
-    """The processor's name, where the system tells."""
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

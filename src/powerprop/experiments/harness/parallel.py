@@ -10,33 +10,48 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
+from powerprop.data import DataCorrupt
 from powerprop.experiments.harness.display import Display
+from powerprop.files import FileError, cause
 
-Report = Callable[[float, dict[str, float]], None]
+Progress = Callable[[float, dict[str, float]], None]
 """What a job calls now and then: the fraction done and the values last measured."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """`function(*arguments, report)`; with several workers it must be importable and its arguments picklable."""
+class Work:
+    """`function(*arguments, progress)`; with several workers it must be importable and its arguments picklable."""
 
     key: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a job failed, in one line; with a traceback where the program may be wrong, not a file or the machine.
+
+    `ends_all`: the machine is at fault (a full disk), so that the other jobs would fail too.
+    """
+
+    line: str
+    traceback: str = ""
+    ends_all: bool = False
+
+
 @dataclass
 class Outcome:
-    """What the jobs returned, and the tracebacks of those that failed, by key."""
+    """What the jobs returned, and why others failed, by key."""
 
     results: dict[str, Any] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
 
 
 def default_workers() -> int:
@@ -44,8 +59,8 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_tasks(tasks: Sequence[Task], workers: int, display: Display) -> Outcome:
-    """Run all tasks, `workers` at a time; one that fails does not stop the others.
+def run_all(works: Sequence[Work], workers: int, display: Display) -> Outcome:
+    """Run everything, `workers` at a time; a failure stops the others only if it would meet them too.
 
     One worker runs in this process, so that a debugger works. Leaving early (Ctrl-C) kills the workers.
     """
@@ -53,39 +68,41 @@ def run_tasks(tasks: Sequence[Task], workers: int, display: Display) -> Outcome:
         raise ValueError(f"workers must be at least 1, got {workers}")
     outcome = Outcome()
     with display:
-        run = _run_here if min(workers, len(tasks)) <= 1 else _run_side_by_side
-        run(tasks, workers, display, outcome)
+        run = _run_here if min(workers, len(works)) <= 1 else _run_side_by_side
+        run(works, workers, display, outcome)
     return outcome
 
 
-def _run_here(tasks: Sequence[Task], workers: int, display: Display, outcome: Outcome) -> None:
+def _run_here(works: Sequence[Work], workers: int, display: Display, outcome: Outcome) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums in the same order as in a worker
     try:
-        for task in tasks:
-            display.update(task.key, 0.0, {})
-            value, error = _call(task, lambda done, values, key=task.key: display.update(key, done, values))  # type: ignore[misc]
-            _settle(task, value, error, display, outcome)
+        for work in works:
+            display.update(work.key, 0.0, {})
+            value, failure = _call(work, partial(display.update, work.key))
+            if _ends_all(work, value, failure, display, outcome):
+                return
     finally:
         torch.set_num_threads(threads)
 
 
-def _run_side_by_side(tasks: Sequence[Task], workers: int, display: Display, outcome: Outcome) -> None:
-    waiting = deque(tasks)
-    crew: dict[Connection, tuple[BaseProcess, Task]] = {}
+def _run_side_by_side(works: Sequence[Work], workers: int, display: Display, outcome: Outcome) -> None:
+    waiting = deque(works)
+    crew: dict[Connection, tuple[BaseProcess, Work]] = {}
     try:
         while waiting or crew:
             while waiting and len(crew) < workers:
                 connection, process = _hire()
                 _assign(connection, process, waiting.popleft(), crew, display)
             for connection in _ready(crew):
-                process, task = crew[connection]
+                process, work = crew[connection]
                 message = _receive(connection, process)
                 if message[0] == "update":
-                    display.update(task.key, *message[1:])
+                    display.update(work.key, *message[1:])
                     continue
+                if _ends_all(work, message[1], message[2], display, outcome):
+                    return
                 del crew[connection]
-                _settle(task, message[1], message[2], display, outcome)
                 if process.is_alive() and waiting:
                     _assign(connection, process, waiting.popleft(), crew, display)
                 else:
@@ -108,16 +125,16 @@ def _hire() -> tuple[Connection, BaseProcess]:
 def _assign(
     connection: Connection,
     process: BaseProcess,
-    task: Task,
-    crew: dict[Any, tuple[BaseProcess, Task]],
+    work: Work,
+    crew: dict[Any, tuple[BaseProcess, Work]],
     display: Display,
 ) -> None:
-    crew[connection] = (process, task)
-    display.update(task.key, 0.0, {})
-    connection.send(task)
+    crew[connection] = (process, work)
+    display.update(work.key, 0.0, {})
+    connection.send(work)
 
 
-def _ready(crew: dict[Connection, tuple[BaseProcess, Task]]) -> list[Connection]:
+def _ready(crew: dict[Connection, tuple[BaseProcess, Work]]) -> list[Connection]:
     """The workers that have something to say; waits for one."""
     said = wait(list(crew))
     return [connection for connection in crew if connection in said]
@@ -130,7 +147,8 @@ def _receive(connection: Connection, process: BaseProcess) -> tuple[Any, ...]:
     except (EOFError, OSError):
         process.join()
         code = process.exitcode
-        return "ended", None, f"its process died with exit code {code}" + (" (out of memory?)" if code == -9 else "")
+        hint = " (out of memory?)" if code == -9 else ""
+        return "ended", None, Failure(f"its process died with exit code {code}{hint}")
     return message
 
 
@@ -141,34 +159,40 @@ def _dismiss(connection: Connection, process: BaseProcess) -> None:
     process.join()
 
 
-def _settle(task: Task, value: Any, error: str | None, display: Display, outcome: Outcome) -> None:
-    if error is None:
-        outcome.results[task.key] = value
-        display.finish(task.key, None)
+def _ends_all(work: Work, value: Any, failure: Failure | None, display: Display, outcome: Outcome) -> bool:
+    """Take note of how a job ended; True if the others need not go on."""
+    if failure is None:
+        outcome.results[work.key] = value
     else:
-        outcome.errors[task.key] = error
-        display.finish(task.key, error.strip().rpartition("\n")[2])
+        outcome.failures[work.key] = failure
+    display.finish(work.key, failure.line if failure else None)
+    return failure is not None and failure.ends_all
 
 
-def _call(task: Task, report: Report) -> tuple[Any, str | None]:
+def _call(work: Work, progress: Progress) -> tuple[Any, Failure | None]:
     try:
-        return task.function(*task.arguments, report), None
+        return work.function(*work.arguments, progress), None
+    except OSError as error:
+        return None, Failure(cause(error), ends_all=True)
+    except (FileError, DataCorrupt) as error:
+        return None, Failure(str(error))
     except Exception:
-        return None, traceback.format_exc()
+        text = traceback.format_exc().strip()
+        return None, Failure(text.rpartition("\n")[2], text)
 
 
 def _work(connection: Connection) -> None:
-    """A worker's life: tasks come, updates and results go, until the other end closes."""
+    """A worker's life: work comes, updates and results go, until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     while True:
         try:
-            task: Task = connection.recv()
+            work: Work = connection.recv()
         except EOFError:
             return
-        value, error = _call(task, lambda done, values: connection.send(("update", done, values)))
-        connection.send(("ended", value, error))
+        value, failure = _call(work, lambda done, values: connection.send(("update", done, values)))
+        connection.send(("ended", value, failure))
 
 
 def _die_with_parent() -> None:

@@ -9,6 +9,10 @@ from torch import nn
 from powerprop.experiments.imagenet.cells import Cell
 from powerprop.experiments.sparse.rows import ROWS
 from powerprop.flops import count_flops, layer_densities
+from powerprop.sparsify.iterative import IterativePruning
+
+STEPS = 32_000
+"""Of a cycle; what a step costs does not depend on it."""
 
 
 class Costs:
@@ -35,11 +39,10 @@ class Costs:
         density = dict(kept or self.densities(this, this.sparsity))
         if sparse_stem:
             density["conv1.weight"] = 1 - this.sparsity
-        if row.method == "dense":
+        method = row.make(this.sparsity, this.distribution, STEPS, this.rules, seed=0)
+        if method is None:
             return this.times
-        if row.method == "iterative":
+        if isinstance(method, IterativePruning):
             return this.times * self.flops.gradual(density)
-        if row.method == "topkast":
-            backward = self.densities(this, min(row.backward, this.sparsity))
-            return this.times * self.flops.training("top-kast", density, backward)
-        return this.times * self.flops.training(row.method, density)
+        backward = self.densities(this, min(row.backward, this.sparsity)) if method.explores else None
+        return this.times * self.flops.training(method, density, backward)

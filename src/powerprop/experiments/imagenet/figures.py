@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from powerprop.experiments.imagenet.results import Measured, column
+from powerprop.experiments.imagenet.measured import Measured, column
 from powerprop.report import Curve, Image, Section, density, lines, pruning_curves
 from powerprop.train import read_metrics
 
@@ -21,11 +21,18 @@ def curves(measured: Sequence[Measured], figures: Path) -> list[Image]:
             rows = [row for row in read_metrics(m.folders[0] / "metrics.jsonl") if "accuracy" in row]
             steps, values = [row["step"] for row in rows], [row["accuracy"] for row in rows]
             name = m.label if m.cell.oneshot else f"{m.label} {column(m.cell)}"
-            drawn.append(Curve(name, None, steps, values, dashed=m.cell.alpha == 1))
+            drawn.append(Curve(name, None, steps, values, method=m.method, plain=m.cell.alpha == 1))
     if not drawn:
         return []
-    path = lines(drawn, figures / "training.png", "Accuracy during training", "step", "accuracy", percent=True)
-    return [Image(path, "Validation accuracy, first seed; dashed without Powerprop.", wide=True)]
+    caption = (
+        "Validation accuracy, first seed. Thick lines and filled markers: with Powerprop; thin and hollow: without."
+    )
+    return [
+        lines(
+            drawn, figures / "training.svg", "Accuracy during training", "step", "accuracy", percent=True,
+            caption=caption, wide=True,
+        )
+    ]  # fmt: skip
 
 
 def extreme(measured: Sequence[Measured], figures: Path) -> list[Section]:
@@ -35,14 +42,18 @@ def extreme(measured: Sequence[Measured], figures: Path) -> list[Section]:
         if m.cell.sparsity >= 0.95 and m.cell.distribution == "uniform" and m.cell.times == 1 and m.runs:
             rows.setdefault(m.label, []).append(m)
     drawn = [
-        Curve(name, None, [m.cell.sparsity for m in found], [[m.accuracy for m in found]])
+        Curve(name, None, [m.cell.sparsity for m in found], [[m.accuracy for m in found]], method=found[0].method,
+              plain=found[0].cell.alpha == 1)
         for name, found in rows.items()
         if len(found) > 1
-    ]
+    ]  # fmt: skip
     if not drawn:
         return []
-    path = lines(drawn, figures / "extreme.png", "Extreme sparsity", "sparsity", "accuracy", percent=True)
-    return [Section("Extreme sparsity", "Means over the seeds.", [Image(path, wide=True)])]
+    picture = lines(
+        drawn, figures / "extreme.svg", "Extreme sparsity", "sparsity", "accuracy", percent=True, fractions=True,
+        wide=True,
+    )  # fmt: skip
+    return [Section("Extreme sparsity", "Means over the seeds.", [picture])]
 
 
 def oneshot(measured: Sequence[Measured], figures: Path) -> list[Section]:
@@ -51,16 +62,19 @@ def oneshot(measured: Sequence[Measured], figures: Path) -> list[Section]:
     if not dense:
         return []
     drawn = []
-    for name, suffix in (("oneshot", ""), ("recalibrated", ", recalibrated")):
-        for m in dense:
-            grid, values = m.runs[0]["grid"], [run[name] for run in m.runs]
-            drawn.append(Curve(f"α = {m.cell.alpha:g}{suffix}", m.cell.alpha, grid, values, dashed=bool(suffix)))
-    path = pruning_curves(drawn, figures / "oneshot.png", "One-shot pruning")
+    for m in dense:
+        grid, name = m.runs[0].grid or [], f"α = {m.cell.alpha:g}"
+        drawn += [
+            Curve(name, m.cell.alpha, grid, [run.oneshot or [] for run in m.runs], plain=True),
+            Curve(f"{name}, recalibrated", m.cell.alpha, grid, [run.recalibrated or [] for run in m.runs]),
+        ]
+    picture = pruning_curves(drawn, figures / "oneshot.svg", "One-shot pruning")
     text = (
-        "Trained densely, then pruned once by magnitude, without retraining. Dashed: the batch norms' statistics were "
-        "measured anew after pruning (`powerprop.recalibrate`), which the paper does not mention."
+        "Trained densely, then pruned once by magnitude, without retraining. Thin lines and hollow markers: the "
+        "network as it is. Thick and filled: the batch norms' statistics were measured anew after pruning "
+        "(`powerprop.recalibrate`), which the paper does not mention."
     )
-    return [Section("One-shot pruning (figure 3b, c)", text, [Image(path, wide=True), smallest(dense, figures)])]
+    return [Section("One-shot pruning (figure 3b, c)", text, [picture, smallest(dense, figures)])]
 
 
 def smallest(dense: Sequence[Measured], figures: Path) -> Image:
@@ -71,5 +85,6 @@ def smallest(dense: Sequence[Measured], figures: Path) -> Image:
     # A narrow kernel, the same for all, so that peaks are the weights' and not the estimate's.
     drawn = [Curve(f"α = {a:g}", a, grid, density(values, grid, limit / 50)) for a, values in weights.items()]
     count = len(next(iter(weights.values())))
-    path = lines(drawn, figures / "smallest.png", f"The {count:,} smallest weights", "weight", "density")
-    return Image(path, f"The {count:,} weights of smallest magnitude after dense training, first seed.")
+    caption = f"The {count:,} weights of smallest magnitude after dense training, first seed."
+    title = f"The {count:,} smallest weights"
+    return lines(drawn, figures / "smallest.svg", title, "weight", "density", caption=caption, wide=True)

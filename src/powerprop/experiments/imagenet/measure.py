@@ -24,7 +24,7 @@ from powerprop.train.evaluate import Score
 from powerprop.train.precision import Precision
 
 if TYPE_CHECKING:
-    from powerprop.experiments.imagenet.train import Config
+    from powerprop.experiments.imagenet.config import Config
 
 SMALLEST = 100_000
 """How many of the smallest weights figure 3c shows."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerprop import models
 from powerprop.experiments.harness.experiment import Findings, Results
-from powerprop.experiments.harness.folder import plain
+from powerprop.experiments.harness.pages import run_page
 from powerprop.experiments.imagenet.cells import MODELS, TABLE_1, TABLE_2, cell, chosen
 from powerprop.experiments.imagenet.costs import Costs
 from powerprop.experiments.imagenet.figures import curves, extreme, oneshot
-from powerprop.experiments.imagenet.results import Measured, collect, column, label
-from powerprop.files import read_json
-from powerprop.report import Column, Page, Section, Stat, Table
+from powerprop.experiments.imagenet.measured import Measured, collect, column, label
+from powerprop.report import Column, Headline, Mean, Section, Stat, Table
 
 if TYPE_CHECKING:
-    from powerprop.experiments.imagenet.train import Config
+    from powerprop.experiments.imagenet.config import Config
 
 PAPER = (
     "Section 5.2: tables 1 and 2, the extreme-sparsity figure; section 5.1: figure 3 b and c. The paper's values are "
@@ -40,15 +38,8 @@ def report(config: Config, results: Results, out: Path) -> Findings:
         Section("Sparsity and cost", COSTS, [], [cost_table(measured, costs)]),
         *diverged(measured),
     ]
-    page = Page(
-        title="Sparse training on ImageNet" if comparable(config) else "The ImageNet pipeline on ten small classes",
-        intro=intro(config),
-        sections=sections,
-        config=plain(asdict(config)),
-        versions=read_json(out / "versions.json"),
-        paper_reference=PAPER,
-        stats=stats(measured),
-    )
+    title = "Sparse training on ImageNet" if comparable(config) else "The ImageNet pipeline on ten small classes"
+    page = run_page(out, config, title, intro(config), PAPER, sections, stats(measured), headline(config, measured))
     return Findings(page, table, summary(measured, costs))
 
 
@@ -135,14 +126,12 @@ def cost_table(measured: Sequence[Measured], costs: Costs) -> Table:
         "", "sparsity asked", Column("measured", percent=True, digits=2), Column("inference FLOPs", digits=3),
         Column("training FLOPs", digits=3),
     ]  # fmt: skip
-    rows = []
+    rows: list[list[Mean | float | str]] = []
     for m in measured:
         if m.runs:
-            kept = m.runs[0]["kept"]
-            rows.append([
-                m.label if m.cell.times == 1 else f"{m.label} ({m.cell.times:g}x)",
-                column(m.cell), m.value("sparsity"), costs.inference(kept), costs.training(m.cell, kept),
-            ])  # fmt: skip
+            kept, sparsity = m.runs[0].kept, Mean.of(run.sparsity for run in m.runs)
+            name = m.label if m.cell.times == 1 else f"{m.label} ({m.cell.times:g}x)"
+            rows.append([name, column(m.cell), sparsity, costs.inference(kept), costs.training(m.cell, kept)])
     note = "The sparsity asked is that of the layers without a rule of their own."
     return Table("Sparsity and FLOPs", columns, rows, note)
 
@@ -165,16 +154,33 @@ def stats(measured: Sequence[Measured]) -> list[Stat]:
     return found
 
 
+def headline(config: Config, measured: Sequence[Measured]) -> Headline | None:
+    """What Powerprop adds to iterative pruning at the highest sparsity where both were run, ours and the paper's."""
+    at = {m.cell.name: m for m in measured if m.runs}
+    pairs = [(m, at[name.removeprefix("pp-")]) for name, m in at.items() if name.removeprefix("pp-") in at]
+    pairs = [pair for pair in pairs if pair[0].cell.row == "pp-iterative" and pair[0].cell.name in TABLE_1]
+    if not pairs:
+        return None
+    ours, alone = max(pairs, key=lambda pair: pair[0].cell.sparsity)
+    printed = [TABLE_1[m.cell.name].partition(" ")[0] for m in (ours, alone)]
+    where = "" if comparable(config) else " (ten small classes, not ImageNet)"
+    what = f"{ours.label} against {alone.label}, top-1 accuracy at {column(ours.cell)}{where}"
+    found = [100 * m.accuracy for m in (ours, alone)]
+    gain = f"{found[0] - found[1]:+.2f} points ({found[0]:.2f} against {found[1]:.2f})"
+    paper = f"{float(printed[0]) - float(printed[1]):+.1f} points ({printed[0]} against {printed[1]})"
+    return Headline(what, gain, paper)
+
+
 def summary(measured: Sequence[Measured], costs: Costs) -> dict[str, Any]:
     """The numbers of the report as plain data."""
     return {
         "cells": [
             {
                 "cell": m.cell.name, "label": m.label, "runs": len(m.runs), "diverged": len(m.diverged),
-                "accuracy": [r["accuracy"] for r in m.runs],
+                "accuracy": [r.accuracy for r in m.runs],
                 "paper": TABLE_1.get(m.cell.name, TABLE_2.get(m.cell.name, ("", None))[0] or None),
-                "sparsity": [r["sparsity"] for r in m.runs],
-                "training_flops": costs.training(m.cell, m.runs[0]["kept"]) if m.runs else None,
+                "sparsity": [r.sparsity for r in m.runs],
+                "training_flops": costs.training(m.cell, m.runs[0].kept) if m.runs else None,
             }
             for m in measured
         ],

@@ -11,7 +11,6 @@ that the pipeline works and how the methods compare there, nothing about ImageNe
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,100 +25,19 @@ from powerprop.data.imagenet import Pictures, find_pictures
 from powerprop.data.load import LOADERS
 from powerprop.data.loader import PictureBatches
 from powerprop.experiments.harness.experiment import Experiment, Job
-from powerprop.experiments.harness.parallel import Report
-from powerprop.experiments.imagenet.cells import (
-    EXTREME,
-    MODELS,
-    ONESHOT_ALPHAS,
-    TABLE_1,
-    TABLE_2,
-    Cell,
-    cell,
-    chosen,
-)
+from powerprop.experiments.harness.parallel import Progress
+from powerprop.experiments.imagenet.cells import MODELS, Cell, cell
+from powerprop.experiments.imagenet.config import PRESETS, Config, cells_of
 from powerprop.experiments.imagenet.measure import measure, score
 from powerprop.experiments.imagenet.report import report
 from powerprop.experiments.sparse.rows import ROWS
 from powerprop.select import select
 from powerprop.train import MetricsLog, fit
 from powerprop.train.distributed import current_ranks, local_device
-from powerprop.train.precision import PRECISIONS, Precision
+from powerprop.train.precision import Precision
 
 EPOCHS = 32_000 * 4_096 / 1_281_167
 """The epochs of a single cycle, 102.3; the learning-rate schedule counts in them, also in shortened runs."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """The settings of an ImageNet run.
-
-    Args:
-        data: name of the picture set's folder, with train and val in it.
-        cells: the trainings, such as "dense" or "rigl erk 0.9 x5" (see `imagenet_cells`).
-        alphas: powers of the one-shot figure; its baseline is "dense".
-        seeds: runs of each.
-        model: "resnet50" or "resnet18".
-        width: channels of the first stage, a multiple of 8 (channels-last convolutions of 4 channels crash on a CPU).
-        classes: of the data.
-        crop: side of the square that the network sees.
-        resize: shorter side of the picture before the middle is cropped in evaluation.
-        steps: of a cycle of training.
-        batch: pictures per step, over all ranks.
-        momentum, weight_decay, smoothing: of SGD (Nesterov), of the weights of layers, of the labels.
-        warmup, drops: epochs of linear warm-up, and epochs after which the learning rate falls to a tenth.
-        precision: "float32", "bfloat16" or "float16".
-        loaders: worker processes of each rank that decode pictures; with them jobs run in turn, not side by side.
-        points, least: grid of the fractions kept after one-shot pruning.
-        recalibrate: training batches that batch norms are measured on after one-shot pruning.
-        evaluations: how often accuracy is measured in a training.
-        every: steps between checkpoints.
-        only: patterns of cells to run instead of all.
-    """
-
-    data: str
-    cells: tuple[str, ...]
-    alphas: tuple[float, ...]
-    seeds: int
-    model: str = "resnet50"
-    width: int = 64
-    classes: int = 1000
-    crop: int = 224
-    resize: int = 256
-    steps: int = 32_000
-    batch: int = 4_096
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    smoothing: float = 0.1
-    warmup: float = 5.0
-    drops: tuple[float, ...] = (30.0, 70.0, 90.0)
-    precision: str = "bfloat16"
-    loaders: int = 8
-    points: int = 16
-    least: float = 0.03
-    recalibrate: int = 10
-    evaluations: int = 20
-    every: int = 1_000
-    only: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, known in {"model": tuple(MODELS), "precision": tuple(PRECISIONS)}.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        if self.width < 8 or self.width % 8:
-            raise ValueError(f"width must be a multiple of 8, got {self.width}")
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
-        for alpha in self.alphas:
-            if not alpha > 1:
-                raise ValueError(f"alpha must be above 1 (the baseline is 'dense'), got {alpha:g}")
-        if not cells_of(self):
-            names = ", ".join(each.name for each in chosen(self.cells, self.alphas, ()))
-            raise ValueError(f"only={self.only} matches none of the trainings: {names}")
-
-
-def cells_of(config: Config) -> list[Cell]:
-    """The trainings that are asked for."""
-    return chosen(config.cells, config.alphas, config.only)
 
 
 def prepare(config: Config) -> None:
@@ -149,14 +67,14 @@ def jobs(config: Config, results: Any) -> list[Job]:
     ]
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Train one cell, on all ranks if there are several, and measure it."""
     this, seed, device = cell(job.settings["cell"]), job.settings["seed"], local_device()
     model = build(config, this, seed).to(device)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train, val = pictures(config)
     try:
-        train_cell(config, this, seed, model, train, val, folder, report)
+        train_cell(config, this, seed, model, train, val, folder, progress)
     except FloatingPointError as error:  # from the loop, or from a method that ranks weights and meets NaN first
         return {"diverged": str(error)}
     return measure(config, this, model, train, val, folder)
@@ -208,7 +126,7 @@ def train_cell(
     train: Pictures,
     val: Pictures,
     folder: Path,
-    report: Report,
+    progress: Progress,
 ) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one."""
     ranks, device, steps = current_ranks(), local_device(), length(config, this)
@@ -226,34 +144,11 @@ def train_cell(
             log=log,
             evaluate=lambda model: {"accuracy": score(config, model, val).accuracy},
             eval_every=max(1, steps // config.evaluations),
-            progress=lambda step, values: report(step / steps, {"step": step, **values}),
+            progress=lambda step, values: progress(step / steps, {"step": step, **values}),
             precision=Precision(config.precision, device.type),
             ranks=ranks,
         )
 
-
-TINY = Config(
-    data="tiny-imagenet-10", cells=(), alphas=(1.375,), seeds=1, model="resnet18", width=16, classes=10, crop=64,
-    resize=64, batch=64, precision="float32", loaders=0, recalibrate=4, evaluations=8, every=100,
-)  # fmt: skip
-
-PRESETS = {
-    "smoke": replace(
-        TINY, cells=("dense", "rigl uniform 0.9", "pp-iterative uniform 0.9", "pp-topkast-0 erk 0.9 x2"), width=8,
-        crop=32, resize=32, steps=6, batch=8, points=3, recalibrate=1, evaluations=2, every=2,
-    ),
-    "cpu": replace(
-        TINY,
-        cells=(
-            "dense", "rigl uniform 0.9", "iterative uniform 0.9", "pp-iterative uniform 0.9", "topkast-0 uniform 0.9",
-            "pp-topkast-0 uniform 0.9",
-        ),
-        steps=600, points=12,
-    ),
-    "paper": Config(
-        data="imagenet", cells=(*TABLE_1, *TABLE_2, *EXTREME), alphas=ONESHOT_ALPHAS, seeds=3,
-    ),
-}  # fmt: skip
 
 EXPERIMENT = Experiment(
     name="imagenet",

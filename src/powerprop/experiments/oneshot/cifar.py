@@ -8,9 +8,9 @@ are not pruned, so the network has batch norm; the statistics of the dense netwo
 
 from __future__ import annotations
 
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.experiment import oneshot_experiment
 from powerprop.experiments.oneshot.report import Story
-from powerprop.experiments.oneshot.train import Config
 
 CIFAR10, CONV6 = "cifar10", "conv6"
 
@@ -37,6 +37,7 @@ STORY = Story(
     "network and 100,000 steps.",
     intro="The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, layer "
     "by layer, without retraining.",
+    printed="gains of up to 33 points (whole network, 100,000 steps)",
 )
 
 EXPERIMENT = oneshot_experiment(

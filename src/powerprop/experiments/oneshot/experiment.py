@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from powerprop.experiments.harness.experiment import Experiment
-from powerprop.experiments.oneshot.report import Story, compose
-from powerprop.experiments.oneshot.train import Config, prepare, run_job
+from powerprop.experiments.oneshot.config import Config
+from powerprop.experiments.oneshot.report import Story, findings
+from powerprop.experiments.oneshot.train import prepare, run_job
 from powerprop.experiments.oneshot.tuning import jobs
 
 
@@ -19,5 +20,5 @@ def oneshot_experiment(name: str, title: str, paper: str, presets: dict[str, Con
         prepare=prepare,
         jobs=jobs,
         run_job=run_job,
-        report=lambda config, results, out: compose(config, results, out, story),
+        report=lambda config, results, out: findings(config, results, out, story),
     )

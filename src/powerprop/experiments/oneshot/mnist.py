@@ -9,9 +9,9 @@ every α, the baseline included.
 
 from __future__ import annotations
 
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.experiment import oneshot_experiment
 from powerprop.experiments.oneshot.report import Story
-from powerprop.experiments.oneshot.train import Config
 
 MNIST, LENET = "mnist", "lenet-300-100"
 

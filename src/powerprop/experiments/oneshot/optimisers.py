@@ -8,9 +8,9 @@ shows; here it is 2, in the preset `paper` also 3 and 4.
 
 from __future__ import annotations
 
+from powerprop.experiments.oneshot.config import Config
 from powerprop.experiments.oneshot.experiment import oneshot_experiment
 from powerprop.experiments.oneshot.report import Story
-from powerprop.experiments.oneshot.train import Config
 
 MNIST, LENET, BOTH = "mnist", "lenet-300-100", ("targets", "direct")
 

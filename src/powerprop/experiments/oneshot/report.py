@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from powerprop.experiments.harness.experiment import Findings, Results
-from powerprop.experiments.harness.folder import plain
-from powerprop.experiments.oneshot.results import (
+from powerprop.experiments.harness.pages import run_page
+from powerprop.experiments.oneshot.config import Config
+from powerprop.experiments.oneshot.measured import (
     Measured,
     band_points,
     baseline,
@@ -22,21 +23,9 @@ from powerprop.experiments.oneshot.results import (
     nearest,
     nearest_to_four,
 )
-from powerprop.experiments.oneshot.train import SURVIVORS, Config, arms
+from powerprop.experiments.oneshot.train import SURVIVORS, arms
 from powerprop.experiments.oneshot.tuning import tuning_score
-from powerprop.files import read_json
-from powerprop.report import (
-    Cell,
-    Column,
-    Image,
-    Page,
-    Section,
-    Stat,
-    Table,
-    overlap_curves,
-    pruning_curves,
-    weight_change,
-)
+from powerprop.report import Column, Headline, Image, Mean, Section, Stat, Table, pruning_curves, weight_change
 
 COLUMNS_AT = (0.05, 0.02)
 """The table shows the points of the grid nearest to these fractions kept; more would not fit 80 columns."""
@@ -44,14 +33,15 @@ COLUMNS_AT = (0.05, 0.02)
 
 @dataclass(frozen=True)
 class Story:
-    """The words of a report."""
+    """The words of a report; `printed` is what the paper says of the gain, for the headline."""
 
     title: str
     paper: str
     intro: str
+    printed: str = "shown in a figure, no value printed"
 
 
-def compose(config: Config, results: Results, out: Path, story: Story) -> Findings:
+def findings(config: Config, results: Results, out: Path, story: Story) -> Findings:
     """Draw the figures into `out/figures` and write the page, the table and the summary."""
     measured = [m for m in (measure(config, arm, results) for arm in arms(config)) if m.runs]
     points = band_points(config)
@@ -65,15 +55,10 @@ def compose(config: Config, results: Results, out: Path, story: Story) -> Findin
     ]
     if len(config.lrs) > 1:
         sections.append(tuning_section(config, results, measured))
-    page = Page(
-        title=story.title,
-        intro=f"{story.intro}\n\n{run_note(config)}",
-        sections=sections,
-        config=plain(asdict(config)),
-        versions=read_json(out / "versions.json"),
-        paper_reference=story.paper,
-        stats=stats(config, measured, best, points),
-    )
+    page = run_page(
+        out, config, story.title, f"{story.intro}\n\n{run_note(config)}", story.paper, sections,
+        stats(config, measured, best, points), headline(config, measured, best, story),
+    )  # fmt: skip
     return Findings(page, table, summary(config, results, measured, best, points))
 
 
@@ -93,10 +78,10 @@ def main_table(config: Config, measured: Sequence[Measured], points: Sequence[in
     columns: list[str | Column] = [
         "", "lr", Column("dense", "max", 2, percent=True),
         *(Column(f"{config.grid[i]:.1%} kept", "max", 1, percent=True) for i in at),
-        Column(f"{100 * config.band[0]:g}–{config.band[1]:.1%} kept", "max", 1, percent=True),
+        Column(f"{100 * config.band[0]:g}–{100 * config.band[1]:g}% kept", "max", 1, percent=True),
     ]  # fmt: skip
-    rows: list[list[str | Cell]] = [
-        [m.label, f"{m.lr:g}", m.cell("test", -1), *(m.cell("test", i) for i in at), m.band(points)] for m in measured
+    rows: list[list[str | Mean]] = [
+        [m.label, f"{m.lr:g}", m.dense, *(m.band([i]) for i in at), m.band(points)] for m in measured
     ]
     lost = sum(m.diverged for m in measured)
     caption = "Test accuracy in percent after one-shot pruning, without retraining; ranges are means over the grid."
@@ -104,25 +89,26 @@ def main_table(config: Config, measured: Sequence[Measured], points: Sequence[in
 
 
 def accuracy_section(config: Config, measured: Sequence[Measured], table: Table, figures: Path) -> Section:
-    curves = [m.curve("test", config.grid) for m in measured]
+    curves = [m.accuracy(config.grid) for m in measured]
     title = "Accuracy after one-shot pruning"
-    path = pruning_curves(curves, figures / "accuracy.png", title, highlight=config.band)
     caption = "Mean over the seeds, band of one standard deviation. The headline averages over the shaded range."
     text = (
         "Each network is trained densely, then the weights of smallest magnitude of every layer are set to zero, once, "
         "without any training afterwards. The output layer keeps twice the fraction of the others."
     )
-    return Section(title, text, [Image(path, caption, wide=True)], [table])
+    picture = pruning_curves(curves, figures / "accuracy.svg", title, highlight=config.band, caption=caption)
+    return Section(title, text, [picture], [table])
 
 
 def overlap_section(config: Config, measured: Sequence[Measured], figures: Path) -> Section:
-    curves = [m.curve("overlap", config.grid) for m in measured]
-    path = overlap_curves(curves, figures / "overlap.png", "Overlap of the masks before and after training")
+    curves = [m.overlap(config.grid) for m in measured]
+    title = "Overlap of the masks before and after training"
+    picture = pruning_curves(curves, figures / "overlap.svg", title, ylabel="overlap of the two masks")
     text = (
         "The fraction of the weights kept after training that pruning at initialisation would have kept too. "
         "At 100% small weights could never escape pruning."
     )
-    return Section("Do small weights still get a chance?", text, [Image(path, wide=True)])
+    return Section("Do small weights still get a chance?", text, [picture])
 
 
 def weights_section(measured: Sequence[Measured], out: Path) -> Section:
@@ -130,18 +116,28 @@ def weights_section(measured: Sequence[Measured], out: Path) -> Section:
     shown = [m for m in (baseline(measured), nearest_to_four(measured)) if m is not None]
     drawn = {m.label: load_file(out / "jobs" / m.keys[0] / "weights.safetensors") for m in shown}
     limit = max(float(np.quantile(np.abs(w[name]), 0.999)) for w in drawn.values() for name in ("before", "after"))
-    images = []
+    images: list[Image] = []
     for m in shown:
         w = drawn[m.label]
-        path = out / "figures" / f"weights-{m.keys[0].partition('-lr')[0]}.png"
-        weight_change(w["before"], w["after"], w["survives"], path, m.label, limit=limit)
-        images.append(Image(path, f"Weights drawn at random from the first seed, {m.label}."))
-    names = ("sign_changes", "sign_changes_of_survivors", "near_zero_before", "near_zero_after")
+        path = out / "figures" / f"weights-{m.keys[0].partition('-lr')[0]}.svg"
+        caption = f"Weights drawn at random from the first seed, {m.label}."
+        images.append(weight_change(w["before"], w["after"], w["survives"], path, m.label, limit, caption=caption))
     heads = ("sign changed", "sign changed, survivors", "|w| < 0.001 before", "|w| < 0.001 after")
     columns: list[str | Column] = ["", *(Column(head, digits=1, percent=True) for head in heads)]
-    table = Table("Weights", columns, [(m.label, *(m.cell(name) for name in names)) for m in measured], "In percent.")
+    table = Table("Weights", columns, [weights_row(m) for m in measured], "In percent.")
     text = f"Survivors are the weights kept when the trained network is pruned to {SURVIVORS:.0%}."
     return Section("What training does to the weights", text, images, [table])
+
+
+def weights_row(m: Measured) -> list[str | Mean]:
+    """Sign changes and weights near zero of an arm."""
+    return [
+        m.label,
+        m.of(lambda run: run.sign_changes),
+        m.of(lambda run: run.sign_changes_of_survivors),
+        m.of(lambda run: run.near_zero_before),
+        m.of(lambda run: run.near_zero_after),
+    ]
 
 
 def tuning_section(config: Config, results: Results, measured: Sequence[Measured]) -> Section:
@@ -177,15 +173,31 @@ def stats(config: Config, measured: Sequence[Measured], best: Measured | None, p
     base = baseline(measured)
     if best is None or base is None:
         return []
-    where = f"mean over {config.band[0]:.1%}–{config.band[1]:.1%} of the weights kept"
+    where = f"mean over {band_text(config)}"
     gain = best.band(points).mean - base.band(points).mean
     peak = largest_gain(config, base, best)
     return [
         Stat("gain over the baseline", f"{100 * gain:+.1f} points", where),
         Stat("largest gain", f"{100 * peak[0]:+.1f} points", f"at {config.grid[peak[1]]:.1%} kept"),
-        Stat(best.label, f"{best.band(points).mean:.1%}", f"dense {best.cell('test', -1).mean:.2%}"),
-        Stat(base.label, f"{base.band(points).mean:.1%}", f"dense {base.cell('test', -1).mean:.2%}"),
+        Stat(best.label, f"{best.band(points).mean:.1%}", f"dense {best.dense.mean:.2%}"),
+        Stat(base.label, f"{base.band(points).mean:.1%}", f"dense {base.dense.mean:.2%}"),
     ]
+
+
+def headline(config: Config, measured: Sequence[Measured], best: Measured | None, story: Story) -> Headline | None:
+    """The gain over the baseline: the largest at one fraction kept, which the paper speaks of, and over the band."""
+    base = baseline(measured)
+    if best is None or base is None:
+        return None
+    gain, at = largest_gain(config, base, best)
+    mean = best.band(band_points(config)).mean - base.band(band_points(config)).mean
+    what = f"{best.label} against {base.label}: largest gain in test accuracy, and the mean over {band_text(config)}"
+    return Headline(what, f"{100 * gain:+.1f} points at {config.grid[at]:.1%}; mean {100 * mean:+.1f}", story.printed)
+
+
+def band_text(config: Config) -> str:
+    """The range of weights kept that the headline averages over."""
+    return f"{100 * config.band[0]:g}–{100 * config.band[1]:g}% of the weights kept"
 
 
 def summary(
@@ -208,8 +220,8 @@ def _arm_summary(config: Config, results: Results, m: Measured, points: Sequence
     return {
         "label": m.label, "alpha": m.arm.alpha, "form": m.arm.form, "lr": m.lr, "tuning": tuning,
         "seeds": len(m.runs), "diverged": m.diverged,
-        "test": m.curve("test", config.grid).mean.tolist(), "test_std": m.curve("test", config.grid).std.tolist(),
-        "overlap": m.curve("overlap", config.grid).mean.tolist(),
-        "dense": m.cell("test", -1).mean, "band": m.band(points).mean,
-        "sign_changes": m.cell("sign_changes").mean, "near_zero": m.cell("near_zero_after").mean,
+        "test": m.accuracy(config.grid).mean.tolist(), "test_std": m.accuracy(config.grid).std.tolist(),
+        "overlap": m.overlap(config.grid).mean.tolist(), "dense": m.dense.mean, "band": m.band(points).mean,
+        "sign_changes": m.of(lambda run: run.sign_changes).mean,
+        "near_zero": m.of(lambda run: run.near_zero_after).mean,
     }  # fmt: skip

@@ -17,96 +17,19 @@ from torch.optim import SGD, Adam, Optimizer
 from powerprop import data, models
 from powerprop.data.batches import Augment
 from powerprop.experiments.harness.experiment import Job
-from powerprop.experiments.harness.parallel import Report
+from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.oneshot import pruning
+from powerprop.experiments.oneshot.config import Config
 from powerprop.files import replacing
 from powerprop.optim import Powerprop
 from powerprop.reparam import fold, reparametrize
 from powerprop.train import MetricsLog, NonFiniteError, evaluate, fit
+from powerprop.train.distributed import local_device
 
-FORMS = {
-    "targets": "through virtual targets",
-    "direct": "on φ directly",
-}
-CHOICES = {"model": ("lenet-300-100", "conv6"), "optimiser": ("sgd", "adam"), "pixels": ("unit", "standard")}
 SURVIVORS = 0.1
 """The fraction kept in figures 2c and 2d: 90% sparsity."""
 SAMPLED = 10_000
 """The number of weights drawn in figures 2c and 2d."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """The settings of a one-shot pruning experiment.
-
-    Args:
-        data: name of the data set.
-        model: "lenet-300-100" or "conv6".
-        alphas: powers; 1 is the baseline.
-        lrs: candidates of the learning rate; with one there is no tuning.
-        seeds: runs of each arm at its chosen learning rate.
-        steps: training steps.
-        tuning_seeds: runs of each candidate.
-        tolerance: what the dense accuracy of the chosen learning rate may lack to the best candidate's.
-        optimiser: "sgd" or "adam".
-        forms: how α > 1 is trained: "targets" (the Powerprop wrapper), "direct" (the optimiser sees φ).
-        momentum: of SGD.
-        batch: images per step.
-        init: initialisation of the weights.
-        pixels: "unit" scales them to [0, 1], "standard" each channel to mean 0 and variance 1.
-        width: multiplies the channels of Conv-6.
-        batch_norm: after each convolution of Conv-6; its variables are not pruned.
-        validation: the last so many training images choose the learning rate.
-        train: the first so many of the others are trained on; 0 means all.
-        test: the first so many test images are measured; 0 means all.
-        points: size of the grid of fractions kept, evenly spaced on a log scale up to 1.
-        least: the smallest fraction kept.
-        band: the range of fractions kept that the headline averages over.
-        every: steps between checkpoints.
-    """
-
-    data: str
-    model: str
-    alphas: tuple[float, ...]
-    lrs: tuple[float, ...]
-    seeds: int
-    steps: int
-    tuning_seeds: int = 1
-    tolerance: float = 0.005
-    optimiser: str = "sgd"
-    forms: tuple[str, ...] = ("targets",)
-    momentum: float = 0.0
-    batch: int = 60
-    init: str = "truncated_fan_in"
-    pixels: str = "unit"
-    width: float = 1.0
-    batch_norm: bool = False
-    validation: int = 5000
-    train: int = 0
-    test: int = 0
-    points: int = 20
-    least: float = 0.01
-    band: tuple[float, float] = (0.015, 0.055)
-    every: int = 1000
-
-    def __post_init__(self) -> None:
-        for alpha in self.alphas:
-            _require(1 <= alpha < float("inf"), f"alpha must be at least 1, got {alpha}")
-        _require(len(set(self.alphas)) == len(self.alphas) > 0, f"alphas must be different, got {self.alphas}")
-        _require(len(set(self.lrs)) == len(self.lrs) > 0, f"learning rates must be different, got {self.lrs}")
-        _require(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
-        low, high = self.band
-        _require(any(low <= kept <= high for kept in self.grid), f"no point of the grid lies in {self.band}")
-        for name, known in CHOICES.items():
-            value = getattr(self, name)
-            _require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}")
-        for form in self.forms:
-            _require(form in FORMS, f"form must be one of {', '.join(FORMS)}, got {form!r}")
-
-    @property
-    def grid(self) -> list[float]:
-        """The fractions of weights kept."""
-        return pruning.kept_grid(self.points, self.least)
 
 
 @dataclass(frozen=True)
@@ -135,15 +58,15 @@ def prepare(config: Config) -> None:
     data.load(config.data)
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Train one network and prune it to every fraction of the grid."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = local_device()
     splits = load_splits(config).to(device)
     # The same seed gives every arm the same initial weights and the same batches.
     model = build(config, job.settings["seed"]).to(device)
     before = pruning.weights_of(model)
     try:
-        train(config, job, model, splits, folder, report)
+        train(config, job, model, splits, folder, progress)
     except NonFiniteError as error:
         return {"diverged": str(error)}
     fold(model)
@@ -157,7 +80,7 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     return {"kept": config.grid, **curves, "overlap": overlap, **pruning.movement(before, after, survivors)}
 
 
-def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folder: Path, report: Report) -> None:
+def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folder: Path, progress: Progress) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one."""
     optimizer = make_optimizer(config, model, job.settings["alpha"], job.settings["form"], job.settings["lr"])
     generator = torch.Generator().manual_seed(job.settings["seed"])
@@ -173,7 +96,7 @@ def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folde
             log=log,
             evaluate=lambda model: {"accuracy": evaluate(model, *splits.validation).accuracy},
             eval_every=config.every,
-            progress=lambda step, values: report(step / config.steps, {"step": step, **values}),
+            progress=lambda step, values: progress(step / config.steps, {"step": step, **values}),
         )
 
 
@@ -217,8 +140,3 @@ def _first(part: data.Part, count: int) -> data.Part:
 
 def _measured(splits: data.Splits) -> dict[str, data.Part]:
     return {"test": splits.test, "validation": splits.validation}
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

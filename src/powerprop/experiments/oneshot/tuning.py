@@ -11,7 +11,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from powerprop.experiments.harness.experiment import Job, Results, RunError
-from powerprop.experiments.oneshot.train import Arm, Config, arms
+from powerprop.experiments.harness.typed import Diverged, result_of
+from powerprop.experiments.oneshot.config import Config
+from powerprop.experiments.oneshot.results import Pruned
+from powerprop.experiments.oneshot.train import Arm, arms
 
 
 def jobs(config: Config, results: Results) -> list[Job]:
@@ -49,7 +52,8 @@ class Score(NamedTuple):
 
 def tuning_score(config: Config, arm: Arm, lr: float, results: Results) -> Score | None:
     """The score of a candidate, averaged over the tuning seeds; None if one of them diverged."""
-    found = [results[arm.job(lr, seed).key] for seed in range(config.tuning_seeds)]
-    if any("diverged" in result for result in found):
+    found = [result_of(Pruned, results, arm.job(lr, seed).key) for seed in range(config.tuning_seeds)]
+    good = [result.validation for result in found if not isinstance(result, Diverged)]
+    if len(good) < len(found):
         return None
-    return Score(fmean(fmean(r["validation"]) for r in found), fmean(r["validation"][-1] for r in found))
+    return Score(fmean(fmean(values) for values in good), fmean(values[-1] for values in good))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import powerprop as pp
 from powerprop.allocate import Layers, check_sparsity, overrides
-from powerprop.optim import Sparsifier
+from powerprop.sparsify.base import Method
 from powerprop.sparsify.prune import allocate
 
 DENSE = "uniform 0"
@@ -31,8 +31,16 @@ def parse(column: str) -> tuple[str, float]:
     return distribution, sparsity
 
 
-RANDOM_GROWTH = ("set", "dsr")
-"""Methods that try weights at random; those that gradients choose (RigL, SNFS) need time to prove themselves."""
+SPARSIFIERS: dict[str, type[Method]] = {
+    "static": pp.Static,
+    "snip": pp.SNIP,
+    "set": pp.SET,
+    "dsr": pp.DSR,
+    "snfs": pp.SNFS,
+    "rigl": pp.RigL,
+    "iterative": pp.IterativePruning,
+    "topkast": pp.TopKAST,
+}
 
 
 class Row(NamedTuple):
@@ -58,7 +66,7 @@ class Row(NamedTuple):
         seed: int,
         refresh: int = 100,
         regrow: int = 100,
-    ) -> Sparsifier | None:
+    ) -> Method | None:
         """The `sparsify=` object; None for the dense network and for one-shot pruning after training.
 
         refresh: steps between refreshes of Top-KAST's masks.
@@ -67,33 +75,17 @@ class Row(NamedTuple):
         if self.method in ("dense", "oneshot"):
             return None
         shared: dict[str, Any] = {"distribution": distribution, "steps": steps, "layers": layers, "seed": seed}
-        if self.method in RANDOM_GROWTH:
-            shared["interval"] = regrow
-        if self.method == "topkast":
-            backward = min(self.backward, sparsity)
-            return pp.TopKAST(sparsity, backward_sparsity=backward, interval=refresh, **shared)
-        return METHODS[self.method](sparsity, **shared)  # type: ignore[no-any-return]
+        kind: Any = SPARSIFIERS[self.method]
+        if kind.grows_at_random or issubclass(kind, pp.SET):
+            interval = regrow if kind.grows_at_random else 100
+            shared["interval"] = min(interval, max(1, steps // 3))  # a short run moves its masks too
+        if kind.explores:
+            shared |= {"backward_sparsity": min(self.backward, sparsity), "interval": refresh}
+        made: Method = kind(sparsity, **shared)
+        return made
 
 
-METHODS: dict[str, Any] = {
-    "static": pp.Static,
-    "snip": pp.SNIP,
-    "set": pp.SET,
-    "rigl": pp.RigL,
-    "snfs": pp.SNFS,
-    "dsr": pp.DSR,
-    "iterative": pp.IterativePruning,
-}
-
-_LABELS = {
-    "static": "Static",
-    "snip": "SNIP",
-    "set": "SET",
-    "dsr": "DSR",
-    "snfs": "SNFS",
-    "rigl": "RigL",
-    "iterative": "Iterative pruning",
-}
+_LABELS = {name: kind.label for name, kind in SPARSIFIERS.items() if not kind.explores}
 
 ROWS: dict[str, Row] = {
     "dense": Row("Dense", "dense"),
@@ -112,7 +104,8 @@ ROWS: dict[str, Row] = {
 def asked(weights: Mapping[str, Tensor], settings: Mapping[str, Any], layers: Layers) -> dict[str, int] | int:
     """What was asked: kept weights per layer, or in all where the method may move them between layers."""
     sparsity, distribution = check_sparsity(settings["sparsity"]), settings["distribution"]
-    if settings["row"].removeprefix("pp-") not in ("snip", "snfs", "dsr"):
+    kind = SPARSIFIERS.get(ROWS[settings["row"]].method)
+    if kind is None or not kind.redistributes:
         return allocate(weights, sparsity, distribution, layers)
     own = overrides({n: w.shape for n, w in weights.items()}, sparsity, layers)
     rest = sum(w.numel() for n, w in weights.items() if n not in own)

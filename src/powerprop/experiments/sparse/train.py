@@ -10,107 +10,24 @@ ResNet-50 on ImageNet (experiment `imagenet`); here the same rows are trained wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 import powerprop as pp
-from powerprop import data, models
+from powerprop import data
 from powerprop.allocate import Layers
-from powerprop.experiments.harness.experiment import Experiment, Findings, Job, Results
-from powerprop.experiments.harness.parallel import Report
-from powerprop.experiments.sparse.report import compose
-from powerprop.experiments.sparse.rows import FULL_STEPS, ROWS, Row, asked, parse
-from powerprop.experiments.sparse.tuning import chosen_lr, column_of, job, jobs
+from powerprop.experiments.harness.experiment import Experiment, Job
+from powerprop.experiments.harness.parallel import Progress
+from powerprop.experiments.sparse.config import CIFAR_PRESETS, MNIST_PRESETS, TASKS, Config
+from powerprop.experiments.sparse.report import findings
+from powerprop.experiments.sparse.rows import ROWS, Row, asked
+from powerprop.experiments.sparse.tuning import jobs
 from powerprop.flops import count_flops
-from powerprop.power import check_alpha
-from powerprop.train import MetricsLog, evaluate, fit, read_metrics
-
-
-class Task(NamedTuple):
-    """A data set with the network that learns it."""
-
-    data: str
-    build: Callable[[torch.Generator], nn.Module]
-    rules: Layers
-    augment: bool
-
-
-LAST = pp.at_most(0.8)
-TASKS = {
-    "mnist": Task("mnist", lambda g: models.lenet_300_100(generator=g), {"fc3.weight": LAST}, False),
-    "cifar10": Task("cifar10", lambda g: models.resnet20(generator=g), {"conv1.weight": 0.0, "fc.weight": LAST}, True),
-}
-
-
-@dataclass(frozen=True)
-class Config:
-    """The settings of a sparse-training table.
-
-    Args:
-        task: "mnist" (LeNet-300-100) or "cifar10" (ResNet-20).
-        rows: names of methods, see `sparse_rows.ROWS`.
-        columns: such as "uniform 0.95" or "erk 0.9".
-        alpha: the power of the Powerprop rows.
-        lrs: candidates of the learning rate; each row's is chosen by validation accuracy at `tune_at`.
-        tune_at: the column of the choice.
-        seeds: runs of each cell.
-        steps: of a cycle of training.
-        multipliers: extended training: cycles for the rows `extended`, at `tune_at`.
-        extended: the rows of the extended-training table.
-        batch: images per step.
-        momentum, weight_decay: of SGD.
-        train, test: only the first so many images; 0 means all.
-        validation: the last so many training images choose the learning rate.
-        every: steps between checkpoints.
-        warmup: the fraction of the steps in which the learning rate rises linearly to its full value.
-        refresh: steps between refreshes of Top-KAST, 100 in its paper. In short trainings at high rates it must be
-            more often, because weights that are trained but not used drift apart.
-        regrow: steps between mask updates where growth is random (SET, DSR), 100 in the papers. A short training needs
-            more tries in fewer steps.
-    """
-
-    task: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    alpha: float
-    lrs: tuple[float, ...]
-    tune_at: str
-    seeds: int
-    steps: int
-    multipliers: tuple[int, ...] = ()
-    extended: tuple[str, ...] = ()
-    batch: int = 100
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    train: int = 0
-    test: int = 0
-    validation: int = 5000
-    every: int = 1000
-    warmup: float = 0.0
-    refresh: int = 5
-    regrow: int = 100
-
-    def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}")
-        for row in (*self.rows, *self.extended):
-            if row not in ROWS:
-                raise ValueError(f"row must be one of {', '.join(ROWS)}, got {row!r}")
-        for column in (*self.columns, self.tune_at):
-            parse(column)
-        check_alpha(self.alpha)
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be in [0, 1), a fraction of the steps, got {self.warmup!r}")
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """The powers that occur: the baseline's and Powerprop's."""
-        return (1.0, self.alpha)
+from powerprop.train import MetricsLog, evaluate, fit
+from powerprop.train.distributed import local_device
 
 
 def prepare(config: Config) -> None:
@@ -123,9 +40,9 @@ def layer_rules(config: Config, distribution: str) -> Layers:
     return {} if distribution == "erk" else TASKS[config.task].rules
 
 
-def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Train one cell of the table and measure it."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = local_device()
     task, settings = TASKS[config.task], job.settings
     row = ROWS[settings["row"]]
     splits = load_splits(config).to(device)
@@ -136,7 +53,7 @@ def run_job(config: Config, job: Job, folder: Path, report: Report) -> dict[str,
     steps = config.steps * settings["cycles"]
     optimizer = make_optimizer(config, model, row, settings, steps)
     try:
-        train(config, settings, model, optimizer, splits, steps, folder, report)
+        train(config, settings, model, optimizer, splits, steps, folder, progress)
     except FloatingPointError as error:
         return {"diverged": str(error)}
     masks = optimizer.active
@@ -167,7 +84,7 @@ def train(
     splits: data.Splits,
     steps: int,
     folder: Path,
-    report: Report,
+    progress: Progress,
 ) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one; cosine schedule."""
     generator = torch.Generator().manual_seed(settings["seed"])
@@ -185,7 +102,7 @@ def train(
             log=log,
             evaluate=lambda model: {"accuracy": evaluate(model, *splits.validation).accuracy},
             eval_every=config.every,
-            progress=lambda step, values: report(step / steps, {"step": step, **values}),
+            progress=lambda step, values: progress(step / steps, {"step": step, **values}),
         )
 
 
@@ -227,66 +144,6 @@ def _first(part: data.Part, count: int) -> data.Part:
     return data.Part(part.x[:count], part.y[:count]) if count else part
 
 
-def report(config: Config, results: Results, out: Path) -> Findings:
-    """Table 1's rows, extended training and the extreme-sparsity figure."""
-    chosen = {row: chosen_lr(config, row, results) for row in dict.fromkeys((*config.rows, *config.extended))}
-
-    def key(row: str, column: str, cycles: int, seed: int) -> str:
-        return job(config, row, column_of(row, column), chosen[row], seed, cycles).key
-
-    def found(row: str, column: str, cycles: int = 1) -> list[dict[str, Any]]:
-        keys = [key(row, column, cycles, seed) for seed in range(config.seeds)]
-        return [results[k] for k in keys if k in results]
-
-    def logged(row: str, column: str) -> list[dict[str, float]]:
-        return read_metrics(out / "jobs" / key(row, column, 1, 0) / "metrics.jsonl")
-
-    return compose(config, found, logged, chosen, out)
-
-
-LEFT_OUT = (
-    "pp-dense", "one-shot", "pp-one-shot", *(f"pp-{m}" for m in ("static", "snip", "set", "dsr", "snfs", "rigl"))
-)  # fmt: skip
-SHORT = tuple(name for name in ROWS if name not in LEFT_OUT)
-MAIN = ("dense", "static", "rigl", "iterative", "pp-iterative", "topkast-0", "pp-topkast-0")
-TABLE = ("uniform 0.8", "uniform 0.9", "uniform 0.95", "uniform 0.98", "uniform 0.99", "erk 0.8", "erk 0.9")
-PAIR = ("rigl", "pp-topkast-0")
-
-MNIST_PRESETS = {
-    "smoke": Config(
-        task="mnist", rows=("dense", "static", "rigl", "pp-topkast-50", "pp-iterative", "pp-one-shot"),
-        columns=("uniform 0.9", "erk 0.9"), alpha=2.0, lrs=(0.05,), tune_at="uniform 0.9", seeds=2, steps=20,
-        multipliers=(2,), extended=("rigl",), train=600, validation=300, test=300, every=10,
-    ),
-    "cpu": Config(
-        task="mnist", rows=SHORT, columns=("uniform 0.95", "uniform 0.98", "uniform 0.99"), alpha=1.5,
-        lrs=(0.05, 0.1, 0.2, 0.4), tune_at="uniform 0.98", seeds=3, steps=10_000, weight_decay=5e-4,
-        refresh=1, regrow=25,
-    ),
-    "paper": Config(
-        task="mnist", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
-        tune_at="uniform 0.98", seeds=3, steps=FULL_STEPS["mnist"], multipliers=(2, 3, 5), extended=PAIR,
-    ),
-}  # fmt: skip
-
-CIFAR_PRESETS = {
-    "smoke": Config(
-        task="cifar10", rows=("dense", "pp-topkast-0"), columns=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
-        tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, every=1,
-    ),
-    "cpu": Config(
-        task="cifar10", rows=MAIN, columns=("uniform 0.9", "uniform 0.95"), alpha=1.375, lrs=(0.1, 0.2),
-        tune_at="uniform 0.9", seeds=1, steps=500, batch=64, weight_decay=5e-4, validation=2_000, every=50,
-        warmup=0.1, refresh=1,
-    ),
-    "paper": Config(
-        task="cifar10", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), tune_at="uniform 0.95",
-        seeds=3, steps=FULL_STEPS["cifar10"], batch=128, weight_decay=5e-4, warmup=0.05, refresh=100,
-        multipliers=(2, 3, 5), extended=PAIR,
-    ),
-}  # fmt: skip
-
-
 def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
     return Experiment(
         name=name,
@@ -297,7 +154,7 @@ def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment
         prepare=prepare,
         jobs=jobs,
         run_job=run_job,
-        report=report,
+        report=findings,
     )
 
 

@@ -6,10 +6,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from powerprop.experiments.harness.experiment import Job, Results
+from powerprop.experiments.harness.typed import Diverged, result_of
+from powerprop.experiments.sparse.results import Trained
 from powerprop.experiments.sparse.rows import DENSE, ROWS, parse
 
 if TYPE_CHECKING:
-    from powerprop.experiments.sparse.train import Config
+    from powerprop.experiments.sparse.config import Config
 
 NEAR = 0.003
 """A rate within this validation accuracy of the best is a finalist."""
@@ -80,4 +82,5 @@ def chosen_lr(config: Config, row: str, results: Results) -> float:
 
 def validation(config: Config, row: str, lr: float, seed: int, results: Results) -> float:
     """Validation accuracy at the column of the choice; nothing for a run that diverged."""
-    return results[tuning_job(config, row, lr, seed).key].get("validation", 0.0)  # type: ignore[no-any-return]
+    found = result_of(Trained, results, tuning_job(config, row, lr, seed).key)
+    return 0.0 if isinstance(found, Diverged) else found.validation

@@ -1,0 +1,429 @@
+"""Kills, full disks, damaged files and rivals: does the same command always end in the same bytes?
+
+`make chaos` runs all of it. A run of each family of experiments at its smallest is left alone once. Then it is struck,
+the same command is given again, and everything in its folder is compared with the run that was left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import families
+import torch
+from faults import DISK_STAGES, STAGES, Faults, Moment
+
+from powerprop.cli import main
+from powerprop.experiments.harness.records import FOR_RESUMING
+from powerprop.report.style import matplotlib
+from powerprop.train import load_checkpoint
+
+LONGEST = 240.0
+"""Seconds after which a run counts as hanging."""
+PROGRAM = Path(__file__).parent / "families.py"
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    code: int
+    errors: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Done, or an end in a few lines of plain words."""
+        return self.code == 0 or (0 < len(self.errors.splitlines()) <= 4 and "Traceback" not in self.errors)
+
+
+@dataclass
+class Tally:
+    """What came of the tries, by family and kind of trouble."""
+
+    tried: Counter[tuple[str, str]] = field(default_factory=Counter)
+    identical: Counter[tuple[str, str]] = field(default_factory=Counter)
+    leftovers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    complaints: list[str] = field(default_factory=list)
+
+    def add(self, family: str, kind: str, complaint: str, left: list[str]) -> None:
+        self.tried[family, kind] += 1
+        self.identical[family, kind] += not complaint
+        self.leftovers[family, kind] += len(left)
+        if complaint or left:
+            self.complaints.append(f"{family}, {kind}: {complaint} {left or ''}")
+            print(f"! {self.complaints[-1]}", flush=True)
+
+    def table(self) -> str:
+        """Markdown: one row for each kind of trouble, all families together, then one for each family."""
+        lines = ["| | tried | identical | lost | leftovers |", "|---|---|---|---|---|"]
+        kinds = list(dict.fromkeys(kind for _, kind in self.tried))
+        names = list(dict.fromkeys(family for family, _ in self.tried))
+        for title in (*kinds, *names):
+            chosen = [key for key in self.tried if title in key]
+            lines.append(self._row(title, chosen))
+        return "\n".join([*lines, self._row("**all**", list(self.tried))])
+
+    def _row(self, title: str, keys: list[tuple[str, str]]) -> str:
+        tried, same, left = (sum(c[key] for key in keys) for c in (self.tried, self.identical, self.leftovers))
+        return f"| {title} | {tried} | {same} | {tried - same} | {left} |"
+
+
+class Chaos:
+    """All tries on one family."""
+
+    def __init__(self, family: str, place: Path, tally: Tally, chance: random.Random, until: float) -> None:
+        self.family, self.place, self.tally, self.chance, self.until = family, place, tally, chance, until
+        self.whole = place / f"{family}-whole"
+        self.count = 0
+        with redirect_stdout(io.StringIO()):  # once in this process: what is imported late, forks need not import again
+            assert main(families.command(family, place / f"{family}-warm")) == 0
+        began = time.monotonic()
+        ended = self.run(self.whole, Faults(None, record=place / "moments.json"))
+        self.seconds = time.monotonic() - began
+        assert ended.code == 0, ended.errors
+        self.reference = snapshot(self.whole)
+        moments = json.loads((place / "moments.json").read_text())
+        self.moments = {(stage, kind): count for stage, kind, count in moments}
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def run(self, out: Path, faults: Faults | None = None, kill_after: float | None = None) -> Ended:
+        """The command in a fork of this process, which has imported everything; killed after some seconds."""
+        errors = self.place / "errors.txt"
+        pid = os.fork()
+        if pid == 0:
+            self._in_fork(out, errors, faults)
+        deadline = time.monotonic() + (LONGEST if kill_after is None else kill_after)
+        while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:
+            if time.monotonic() >= deadline:
+                os.kill(pid, signal.SIGKILL)
+                done = os.waitpid(pid, 0)
+                break
+            time.sleep(0.002)
+        return Ended(os.waitstatus_to_exitcode(done[1]), errors.read_text() if errors.exists() else "")
+
+    def _in_fork(self, out: Path, errors: Path, faults: Faults | None) -> None:
+        code = 70
+        try:
+            with open(errors, "wb") as file, open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+                if faults is not None:
+                    faults.install()
+                code = main(families.command(self.family, out))
+                if faults is not None:
+                    faults.finish()
+        finally:
+            os._exit(code)
+
+    def start(self, out: Path, workers: int) -> subprocess.Popen[str]:
+        """The command as a process of its own, with worker processes."""
+        data = os.environ["POWERPROP_DATA"]
+        program = [sys.executable, str(PROGRAM), data, *families.command(self.family, out, workers)]
+        return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def fresh(self) -> Path:
+        """A folder that is not there yet."""
+        self.count += 1
+        return self.place / f"{self.family}-{self.count}"
+
+    def settle(self, kind: str, out: Path, complaint: str = "", spared: str = "") -> None:
+        """Give the same command again, compare with the run that was left alone, and clear away."""
+        ended = self.run(out)
+        if ended.code:
+            complaint = complaint or f"the same command ended with {ended.code}: {ended.errors.strip()[-300:]}"
+        else:
+            complaint = complaint or difference(self.reference, snapshot(out), spared)
+        left = sorted(str(path.relative_to(out)) for path in out.rglob("*.tmp"))
+        self.tally.add(self.family, kind, complaint, left)
+        shutil.rmtree(out)
+
+    @property
+    def time_left(self) -> bool:
+        return time.monotonic() < self.until
+
+    # --- troubles ---------------------------------------------------------------------------------------------------
+
+    def random_kills(self, count: int) -> None:
+        """Killed once to three times at random moments."""
+        for _ in range(count):
+            if not self.time_left:
+                return
+            out = self.fresh()
+            for _ in range(self.chance.choice((1, 1, 2, 3))):
+                self.run(out, kill_after=self.chance.uniform(0, self.seconds))
+            self.settle("killed at random moments", out)
+
+    def kills_in_writes(self, most: int) -> None:
+        """Killed in every stage of writing every kind of file."""
+        for moment in self.some_moments(STAGES, most):
+            out = self.fresh()
+            ended = self.run(out, Faults(moment))
+            self.settle("killed inside a write", out, "" if ended.code == -9 else f"{moment} was not reached")
+
+    def full_writes(self, most: int) -> None:
+        """The disk is full at some write: one line that names the file, and nothing is lost."""
+        for moment in self.some_moments(DISK_STAGES, most):
+            out = self.fresh()
+            ended = self.run(out, Faults(moment, "full"))
+            named = moment.kind.lstrip("*") in ended.errors and "No space left" in ended.errors
+            fine = ended.code == 1 and len(ended.errors.splitlines()) == 1 and named
+            self.settle("disk full at a write", out, "" if fine else f"{moment}: {ended}")
+
+    def some_moments(self, stages: tuple[str, ...], most: int) -> Iterator[Moment]:
+        """Each stage of each kind of file at one of the times that it is reached, in random order."""
+        pairs = [pair for pair in self.moments if pair[0] in stages]
+        self.chance.shuffle(pairs)
+        for stage, kind in pairs[:most]:
+            if self.time_left:
+                yield Moment(stage, kind, self.chance.randint(1, self.moments[stage, kind]))
+
+    def small_disk(self, count: int) -> None:
+        """A disk that is really full, at several sizes; then it has room."""
+        size = sum(path.stat().st_size for path in self.whole.rglob("*") if path.is_file())
+        for number in range(count):
+            if not self.time_left:
+                return
+            share = (number + 0.1) / count
+            disk = self.fresh()
+            disk.mkdir()
+            kilobytes = max(24, int(size * share / 1024))
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
+            if subprocess.run(mount, capture_output=True, check=False).returncode:
+                print("mounting a small disk is not allowed here: that part is left out", flush=True)
+                disk.rmdir()
+                return
+            try:
+                ended = self.run(disk / "run")
+                fine = ended.code == 1 and len(ended.errors.splitlines()) == 1 and "No space left" in ended.errors
+                room = ["mount", "-o", f"remount,size={size // 512 + 4096}k", str(disk)]
+                subprocess.run(room, check=True)
+                self.settle("disk full for real", disk / "run", "" if fine else f"{kilobytes} KB: {ended}")
+            finally:
+                subprocess.run(["umount", "-l", str(disk)], check=True)
+                disk.rmdir()
+
+    def damaged_files(self, most: int) -> None:
+        """Files of a finished and of a half-done run are damaged in every way."""
+        half = self.half_done()
+        cases = [
+            (base, path.relative_to(base), name)
+            for base in (self.whole, half)
+            for path in sorted(base.rglob("*"))
+            for name in DAMAGES
+            if path.is_file() and path.name != ".lock"
+        ]
+        self.chance.shuffle(cases)
+        for base, path, name in cases[:most]:
+            if self.time_left:
+                self.damaged(base, path, name)
+        shutil.rmtree(half)
+
+    def half_done(self) -> Path:
+        """A run that was killed when it had put a file to resume from in its place for the second time."""
+        kind = next((k for k in FOR_RESUMING if ("replaced", k) in self.moments), "result.json")
+        out = self.place / f"{self.family}-half"
+        self.run(out, Faults(Moment("replaced", kind, min(2, self.moments["replaced", kind]))))
+        return out
+
+    def damaged(self, base: Path, path: Path, damage: str) -> None:
+        """Damage one file; the run finds it out or ends in the same bytes, and its advice helps."""
+        out = self.fresh()
+        shutil.copytree(base, out)
+        content = (out / path).read_bytes()
+        (out / path).write_bytes(DAMAGES[damage](content, self.chance))
+        what, complaint = f"{damage} {path}", ""
+        for _ in range(3):
+            ended = self.run(out)
+            if ended.code == 0:
+                break
+            if not ended.clean or str(out / path) not in ended.errors:
+                complaint = complaint or f"{what}: {ended}"
+            follow_advice(ended.errors, out, out / path, content)
+        # A finished job never reads again what it would resume from.
+        spared = str(path) if path.name in FOR_RESUMING and (base / path).with_name("result.json").exists() else ""
+        self.settle("damaged files", out, complaint, spared)
+
+    def processes(self, count: int) -> None:
+        """Real processes with two workers: the parent is killed, a worker is killed, two work on one folder."""
+        for turn in range(count):
+            if not self.time_left:
+                return
+            (self.parent_killed, self.worker_killed, self.rivals)[turn % 3]()
+
+    def parent_killed(self) -> None:
+        out = self.fresh()
+        process = self.start(out, workers=2)
+        workers = wait_for_workers(process, out)
+        time.sleep(self.chance.uniform(0, self.seconds))
+        process.kill()
+        process.communicate()
+        orphans = [pid for pid in workers if lives(pid, seconds=20)]
+        self.settle("parent of workers killed", out, f"workers live on: {orphans}" if orphans else "")
+
+    def worker_killed(self) -> None:
+        out = self.fresh()
+        process = self.start(out, workers=2)
+        workers = wait_for_workers(process, out)
+        if workers:
+            os.kill(self.chance.choice(workers), signal.SIGKILL)
+        ended = Ended(process.wait(LONGEST), process.communicate()[1])
+        self.settle("worker killed", out, "" if ended.clean else str(ended))
+
+    def rivals(self) -> None:
+        out = self.fresh()
+        pair = [self.start(out, workers=1) for _ in range(2)]
+        ends = [Ended(process.wait(LONGEST), process.communicate()[1]) for process in pair]
+        refused = [end for end in ends if "is in use by another process" in end.errors and end.code == 2]
+        fine = len(refused) == 1 and sum(end.code == 0 for end in ends) == 1
+        self.settle("two processes on one folder", out, "" if fine else str(ends))
+
+
+def overwritten(content: bytes, chance: random.Random) -> bytes:
+    """Up to 4 KB in the middle are random."""
+    size = min(4096, max(1, len(content) // 4))
+    start = chance.randrange(max(1, len(content) - size))
+    return content[:start] + chance.randbytes(size) + content[start + size :]
+
+
+def bit_flipped(content: bytes, chance: random.Random) -> bytes:
+    """One bit is the other one."""
+    place = chance.randrange(max(1, len(content)))
+    return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+
+
+DAMAGES: dict[str, Damage] = {
+    "overwritten": overwritten,
+    "flipped": bit_flipped,
+    "cut": lambda content, chance: content[: chance.randrange(max(1, len(content)))],
+    "emptied": lambda content, chance: b"",
+    "edited to {}": lambda content, chance: b"{}",
+    "edited to null": lambda content, chance: b"null",
+    "edited to []": lambda content, chance: b"[]",
+}
+
+
+def follow_advice(errors: str, out: Path, damaged: Path, content: bytes) -> None:
+    """Delete what the message says; where it says to undo an edit, do that."""
+    for found in re.findall(r"delete (\S+)", errors):
+        path = Path(found.rstrip(";,"))
+        if path.is_relative_to(out) and path != out:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            return
+    damaged.parent.mkdir(parents=True, exist_ok=True)
+    damaged.write_bytes(content)
+
+
+def snapshot(out: Path) -> dict[str, Any]:
+    """The content of every file of a run; of a checkpoint all but the state of the process's random numbers."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.name != ".lock":
+            found[str(path.relative_to(out))] = path.read_bytes()
+    for name in found:
+        if name.endswith("checkpoint.pt"):
+            with suppress(ValueError):  # left damaged beside a finished job
+                found[name] = {k: v for k, v in load_checkpoint(out / name).items() if k != "random"}
+    return found
+
+
+def difference(whole: dict[str, Any], found: dict[str, Any], spared: str) -> str:
+    """The names of files that differ; empty if none does."""
+    names = sorted(whole.keys() | found.keys())
+    odd = [n for n in names if n != spared and not (n in whole and n in found and same(whole[n], found[n]))]
+    return f"differs from the run that was left alone: {', '.join(odd)}" if odd else ""
+
+
+def same(one: Any, two: Any) -> bool:
+    """The same values, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, dict):
+        return isinstance(two, dict) and one.keys() == two.keys() and all(same(v, two[k]) for k, v in one.items())
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(two) and len(one) == len(two) and all(map(same, one, two))
+    return bool(one == two)
+
+
+def wait_for_workers(process: subprocess.Popen[str], out: Path) -> list[int]:
+    """The worker processes, once a job has begun."""
+    deadline = time.monotonic() + LONGEST
+    while process.poll() is None and time.monotonic() < deadline:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        pids = [int(pid) for pid in children.read_text().split()] if children.exists() else []
+        if pids and list(out.glob("jobs/*/job.json")):
+            return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        time.sleep(0.01)
+    return []
+
+
+def lives(pid: int, seconds: float) -> bool:
+    """Whether a process is still there after some seconds, and not only waits to be collected."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return False
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--families", nargs="+", default=list(families.FAMILIES), choices=list(families.FAMILIES))
+    parser.add_argument("--kills", type=int, default=15, help="at random moments, per family")
+    parser.add_argument("--writes", type=int, default=1000, help="at most so many writes to strike at, per family")
+    parser.add_argument("--damaged", type=int, default=60, help="files to damage, per family")
+    parser.add_argument("--processes", type=int, default=6, help="runs with worker processes, per family")
+    parser.add_argument("--disks", type=int, default=4, help="small disks to fill, per family")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing new after this time")
+    memory = Path("/dev/shm")
+    parser.add_argument("--place", type=Path, default=memory if memory.is_dir() else None, help="folder to work in")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def run_all() -> int:
+    """Every trouble on every family; 0 if nothing was lost and nothing is left over."""
+    asked, tally = arguments(), Tally()
+    torch.set_num_threads(1)
+    matplotlib()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="powerprop-chaos-", dir=asked.place) as folder:
+        families.write_pictures(Path(folder) / "data")
+        families.install(Path(folder) / "data")
+        for number, family in enumerate(asked.families, 1):
+            until = began + asked.seconds * number / len(asked.families)
+            chaos = Chaos(family, Path(folder), tally, random.Random(f"{asked.seed} {family}"), until)
+            chaos.random_kills(asked.kills)
+            chaos.kills_in_writes(asked.writes)
+            chaos.full_writes(asked.writes)
+            chaos.processes(asked.processes)
+            chaos.small_disk(asked.disks)
+            chaos.damaged_files(asked.damaged)
+            print(f"{family}: {time.monotonic() - began:.0f} s", flush=True)
+    print(f"\n{tally.table()}\n\nseed {asked.seed}, {time.monotonic() - began:.0f} s")
+    return 1 if tally.complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_all())

@@ -1,0 +1,191 @@
+"""EfficientPackNet: every task keeps as few weights as it needs (paper, Algorithm 1), and two ways to need fewer."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.packing.base import Packing
+from powerprop.continual.packing.search import FINE, GRID, SEARCHES, check_grid, sparsest
+from powerprop.continual.packing.subnets import Weights
+from powerprop.continual.packing.taylor import loss_increase, removal_costs
+from powerprop.continual.source import Source
+from powerprop.continual.strategy import Progress
+from powerprop.entries import count
+from powerprop.masks import Masks
+from powerprop.sparsify.prune import top_k, top_k_masks
+
+__all__ = ["EfficientPackNet"]
+
+TAYLOR_BATCHES = 16
+"""Batches of training data for the Taylor estimate."""
+
+
+class EfficientPackNet(Packing):
+    """Every task gets as few weights as it needs, and may use those of any task before it (paper, Algorithm 1).
+
+    After training with all weights, the largest of *all* weights are kept: as few as keep γ of the validation
+    performance, which is the objective's score. They are trained again where no earlier task uses them, then protected
+    for good; the weights that no task uses are drawn anew. Search, retraining and protection are those of the paper in
+    the order mask → retrain → protect → re-initialise.
+
+    gamma: fraction of the performance that a sub-network must keep before it is retrained; None takes the sparsest of
+        the grid without looking.
+    search: "linear" (the paper's), "binary" or "taylor", which estimates the loss first and then looks nearby.
+    grid: kept fractions to choose from, dense first; by default the paper's, with `reuse="output"` a finer one.
+    distribution: "global" ranks all weights together, "uniform" keeps the same fraction of each layer.
+    prunings: how often a sub-network is pruned further inside the retraining budget, `pruning_steps` apart: fewer of
+        its own weights against the same performance, until none passes. 0 prunes at once, as the paper does.
+    reuse: which weights of earlier tasks take part while a new one is trained: "all", as in the paper, or those of the
+        "output" layer alone. Then a task takes only free weights elsewhere, and far fewer of them if pruned gradually.
+    output: name of the output layer's weight; by default the last one, if it is shared. Heads are no part of it.
+    share: the largest fraction of a layer's weights that one task may take for itself; with T tasks to come, 1/T.
+    Further arguments are those of `Packing`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        "gamma", "search", "grid", "distribution", "prunings", "pruning_steps", "reuse", "output", "share",
+    )  # fmt: skip
+    FIXED: ClassVar[tuple[str, ...]] = ("reuse", "output")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory | Optimizer,
+        *,
+        gamma: float | None = 0.95,
+        search: Literal["linear", "binary", "taylor"] = "binary",
+        grid: Sequence[float] | None = None,
+        distribution: Literal["global", "uniform"] = "global",
+        prunings: int = 0,
+        pruning_steps: int = 100,
+        reuse: Literal["all", "output"] = "all",
+        output: str | None = None,
+        share: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        if gamma is not None and not 0 < gamma <= 1:
+            raise ValueError(f"gamma must be in (0, 1], got {gamma}")
+        if search not in SEARCHES:
+            raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
+        if distribution not in ("global", "uniform"):
+            raise ValueError(f"distribution must be 'global' or 'uniform', got {distribution!r}")
+        if reuse not in ("all", "output"):
+            raise ValueError(f"reuse must be 'all' or 'output', got {reuse!r}")
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be in (0, 1], a fraction of a layer's weights, got {share}")
+        if prunings < 0 or pruning_steps < 1:
+            raise ValueError(f"expected prunings >= 0 and pruning_steps >= 1, got {prunings} and {pruning_steps}")
+        if prunings * pruning_steps > self.retrain_steps:
+            text = f"{prunings} prunings {pruning_steps} steps apart"
+            raise ValueError(f"{text} do not fit into retrain_steps={self.retrain_steps}")
+        self.gamma, self.search, self.distribution, self.share = gamma, search, distribution, share
+        self.prunings, self.pruning_steps, self.reuse = prunings, pruning_steps, reuse
+        self.grid = check_grid(grid if grid is not None else GRID if reuse == "all" else FINE)
+        self.output = self._output(output)
+        self.tolerated, self.evaluations = gamma or 1.0, 0
+
+    def _output(self, name: str | None) -> str | None:
+        """The output layer that all tasks share; with heads there is none unless it is named."""
+        if name is not None and name not in self.nets.masters:
+            raise ValueError(f"output must be one of {', '.join(self.nets.masters)}, got {name!r}")
+        return name if name is not None or self.heads is not None else list(self.nets.masters)[-1]
+
+    # --- which weights take part --------------------------------------------------------------------------------
+
+    def visible(self) -> Masks | None:
+        """While a task is trained: all weights, or the free ones and the output layer."""
+        if self.reuse == "all":
+            return None
+        free = self.nets.masks.free()
+        return Masks({n: torch.ones_like(mask) if n == self.output else mask for n, mask in free.items()})
+
+    def choose_masks(self, data: Source, validation: Source) -> Masks:
+        """The sparsest masks of the grid that keep γ of the validation performance, by the chosen search."""
+        scores = {n: m.theta().abs() for n, m in self.nets.masters.items()}
+        if self.gamma is None:
+            return self._kept(scores, self.grid[-1])
+        dense = self._dense
+        if dense is None:
+            raise ValueError("EfficientPackNet chooses by the performance on data: say end(loader), or gamma=None")
+
+        def performance(kept: float) -> float:
+            return self.performance(self.nets.masked(self._kept(scores, kept)), validation)
+
+        guess = self._guess(scores, data, dense) if self.search == "taylor" and self._chosen is None else None
+        grid = self.grid if self._chosen is None else GRID
+        found = sparsest(performance, dense, grid, self.gamma, self.search, guess)
+        self.evaluations = found.evaluations
+        if found.place >= 0:
+            return self._kept(scores, grid[found.place])
+        if self._chosen is not None:
+            return self._chosen
+        short = f"{self.name}: no sub-network of {grid[0]:.0%} of the weights or fewer keeps"
+        warnings.warn(f"{short} {self.gamma:g} of the performance {dense:.4f}; the densest is taken", stacklevel=2)
+        return self._kept(scores, grid[0])
+
+    def prune_on(self, data: Source, validation: Source, progress: Progress | None) -> int:
+        """Some steps, then fewer weights, again and again, until fewer do not keep the performance."""
+        for done in range(1, self.prunings + 1):
+            self.train(data, self.pruning_steps, progress, "pruning")
+            before = self._chosen
+            self.prune(data, validation)
+            if self._chosen == before:
+                return done * self.pruning_steps
+        return self.prunings * self.pruning_steps
+
+    def _kept(self, scores: Weights, kept: float) -> Masks:
+        """The masks that keep a fraction: of all weights at first, of the task's own when it is pruned further."""
+        free = self.nets.masks.free()
+        if self._chosen is not None:
+            own = self._chosen & free
+            return self._capped(_largest(scores, own, math.ceil(kept * own.count())), scores) | (self._chosen - free)
+        if self.reuse == "output":
+            chosen = _largest(scores, free, min(free.count(), math.ceil(kept * free.numel())))
+            used = Masks({n: ~mask if n == self.output else torch.zeros_like(mask) for n, mask in free.items()})
+            return self._capped(chosen, scores) | used
+        masks = self.nets.masks.complete(top_k_masks(scores, 1 - kept, self.distribution))
+        return masks if self.share == 1 else self._capped(masks & free, scores) | (masks - free)
+
+    def _capped(self, own: Masks, scores: Weights) -> Masks:
+        """No more weights of a layer than the share of one task; the largest stay."""
+        most = {n: math.ceil(self.share * mask.numel()) for n, mask in own.items()}
+        over = {n for n, mask in own.items() if count(mask) > most[n]}
+        return Masks({n: top_k(scores[n].masked_fill(~m, -1), most[n]) if n in over else m for n, m in own.items()})
+
+    # --- the Taylor estimate ------------------------------------------------------------------------------------
+
+    def _guess(self, scores: Weights, data: Source, dense: float) -> int:
+        """The sparsest fraction whose estimated loss stays below what the lost performance is worth.
+
+        A performance that falls by a share of itself is taken for a loss that rises by the same share of its size at
+        chance; the search around the guess makes up for what this leaves out.
+        """
+        assert self.gamma is not None
+        weights = {n: m.param for n, m in self.nets.masters.items()}
+        with torch.enable_grad():
+            costs = removal_costs(weights, self._losses(islice(data, TAYLOR_BATCHES)))
+        increase = loss_increase(costs, scores, self.grid, self.distribution != "global")
+        allowed = (1 - self.gamma) * max(abs(dense), math.log(2))
+        return sum(1 for value in increase if value <= allowed) - 1
+
+    def _losses(self, batches: Iterator[Any]) -> Iterator[tuple[Tensor, int]]:
+        for batch in batches:
+            loss = self.objective.loss(self.bound(self.current), batch, self.current)
+            yield loss, len(self.objective.inputs(batch))
+
+
+def _largest(scores: Weights, among: Masks, k: int) -> Masks:
+    """The k largest of some weights, all layers ranked together."""
+    flat = torch.cat([scores[n].masked_fill(~mask, -1).flatten() for n, mask in among.items()])
+    parts = torch.split(top_k(flat, k), [mask.numel() for mask in among.values()])
+    return Masks({n: part.view_as(among[n]) for n, part in zip(among, parts, strict=True)})

@@ -1,0 +1,38 @@
+"""The metrics of a learner as it goes from task to task, in step with the file that the learner is saved to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from powerprop.continual import Strategy
+from powerprop.train import MetricsLog
+
+RECORD = "metrics"
+"""Where the learner keeps how much of the log belongs to the tasks that it knows."""
+
+
+class TaskLog:
+    """Writes lines of a learner's training; a learner that was saved and goes on has the lines up to there.
+
+    steps: of one task, all its phases together.
+    """
+
+    def __init__(self, log: MetricsLog, learner: Strategy, steps: int) -> None:
+        self.log, self.learner, self.steps = log, learner, steps
+        self.resumed = False
+
+    def write(self, step: int, **values: float) -> None:
+        """One line about a step of the current task."""
+        if not self.resumed:  # not before: only now the learner is what it was when it was saved
+            self.log.rewind(*self.learner.records.get(RECORD, (0, 0)))
+            self.resumed = True
+        self.log.write(self.learner.current * self.steps + step, **values)
+
+    def end_task(self, **values: float) -> None:
+        """What was measured after a task, which is the learner's last one now; before the learner is saved."""
+        self.write(0, **values)
+        self.learner.records[RECORD] = [self.log.position(), self.log.checksum()]
+
+    def other_records(self) -> dict[str, Any]:
+        """The learner's records without that of the log."""
+        return {name: value for name, value in self.learner.records.items() if name != RECORD}

@@ -1,0 +1,100 @@
+"""The settings of a one-shot pruning experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from powerprop.experiments.harness.checks import check_alphas, check_positive, check_settings, require
+from powerprop.experiments.oneshot import pruning
+
+FORMS = {
+    "targets": "through virtual targets",
+    "direct": "on φ directly",
+}
+CHOICES = {
+    "model": ("lenet-300-100", "conv6"),
+    "optimiser": ("sgd", "adam"),
+    "pixels": ("unit", "standard"),
+    "forms": tuple(FORMS),
+}
+LEAST = {
+    "steps": 1,
+    "tuning_seeds": 1,
+    "batch": 1,
+    "validation": 1,
+    "every": 1,
+    "points": 2,
+    "momentum": 0,
+    "tolerance": 0,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of a one-shot pruning experiment.
+
+    Args:
+        data: name of the data set.
+        model: "lenet-300-100" or "conv6".
+        alphas: powers; 1 is the baseline.
+        lrs: candidates of the learning rate; with one there is no tuning.
+        seeds: runs of each arm at its chosen learning rate.
+        steps: training steps.
+        tuning_seeds: runs of each candidate.
+        tolerance: what the dense accuracy of the chosen learning rate may lack to the best candidate's.
+        optimiser: "sgd" or "adam".
+        forms: how α > 1 is trained: "targets" (the Powerprop wrapper), "direct" (the optimiser sees φ).
+        momentum: of SGD.
+        batch: images per step.
+        init: initialisation of the weights.
+        pixels: "unit" scales them to [0, 1], "standard" each channel to mean 0 and variance 1.
+        width: multiplies the channels of Conv-6.
+        batch_norm: after each convolution of Conv-6; its variables are not pruned.
+        validation: the last so many training images choose the learning rate.
+        train: the first so many of the others are trained on; 0 means all.
+        test: the first so many test images are measured; 0 means all.
+        points: size of the grid of fractions kept, evenly spaced on a log scale up to 1.
+        least: the smallest fraction kept.
+        band: the range of fractions kept that the headline averages over.
+        every: steps between checkpoints.
+    """
+
+    data: str
+    model: str
+    alphas: tuple[float, ...]
+    lrs: tuple[float, ...]
+    seeds: int
+    steps: int
+    tuning_seeds: int = 1
+    tolerance: float = 0.005
+    optimiser: str = "sgd"
+    forms: tuple[str, ...] = ("targets",)
+    momentum: float = 0.0
+    batch: int = 60
+    init: str = "truncated_fan_in"
+    pixels: str = "unit"
+    width: float = 1.0
+    batch_norm: bool = False
+    validation: int = 5000
+    train: int = 0
+    test: int = 0
+    points: int = 20
+    least: float = 0.01
+    band: tuple[float, float] = (0.015, 0.055)
+    every: int = 1000
+
+    def __post_init__(self) -> None:
+        check_settings(self, LEAST, CHOICES)
+        check_alphas(self.alphas)
+        check_positive(self, "width")
+        require(all(lr > 0 for lr in self.lrs), f"learning rates must be above 0, got {self.lrs}")
+        require(len(set(self.lrs)) == len(self.lrs) > 0, f"learning rates must be different, got {self.lrs}")
+        require(len(set(self.forms)) == len(self.forms) > 0, f"forms must be some, each once, got {self.forms}")
+        require(0 < self.least < 1, f"least must be between 0 and 1, got {self.least}")
+        low, high = self.band
+        require(any(low <= kept <= high for kept in self.grid), f"no point of the grid lies in {self.band}")
+
+    @property
+    def grid(self) -> list[float]:
+        """The fractions of weights kept."""
+        return pruning.kept_grid(self.points, self.least)

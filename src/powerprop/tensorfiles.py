@@ -1,0 +1,68 @@
+"""Tensors and plain data in one safetensors file that carries a checksum of all its bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from powerprop.files import FileError, sha256, write_atomically
+
+__all__ = ["read_tensors", "write_tensors"]
+
+KEY = "powerprop"
+"""The one entry of the header: the order of several is not fixed, and equal content must give equal bytes."""
+BLANK = "0" * 64
+"""Stands where the checksum comes to stand while it is computed."""
+PREFIX = 8
+"""Bytes of a safetensors file that tell the length of its header."""
+
+
+def write_tensors(path: str | Path, format: str, tensors: Mapping[str, Tensor], data: Any = None) -> None:
+    """Write tensors and plain data, whole or not at all; equal content gives equal bytes.
+
+    format: names what the file is; `read_tensors` asks for it.
+    """
+    content = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    entry = {"checksum": BLANK, "format": format, "data": data}
+    blank = to_safetensors(content, {KEY: json.dumps(entry, allow_nan=False)})
+    write_atomically(path, blank.replace(BLANK.encode(), sha256(blank).encode(), 1))
+
+
+def read_tensors(path: str | Path, format: str) -> tuple[dict[str, Tensor], Any]:
+    """Read what `write_tensors` wrote, onto the CPU.
+
+    A truncated, damaged or foreign file is a `FileError` that names it.
+    """
+    content = Path(path).read_bytes()
+    entry = _entry(path, content)
+    if entry.get("format") != format:
+        raise FileError(f"{path}: expected a file of format {format!r}, got {entry.get('format')!r}")
+    checksum = entry.get("checksum")
+    blank = content.replace(str(checksum).encode(), BLANK.encode(), 1)
+    if sha256(blank) != checksum:
+        raise FileError(f"{path} is damaged: its content does not have the checksum in its header")
+    try:
+        return from_safetensors(content), entry["data"]
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise FileError(f"{path}: not a complete safetensors file ({error})") from None
+
+
+def _entry(path: str | Path, content: bytes) -> dict[str, Any]:
+    """What the header says of the file as a whole; empty if it is a safetensors file of somebody else."""
+    size = int.from_bytes(content[:PREFIX], "little")
+    try:
+        if len(content) < PREFIX + size:
+            raise ValueError(f"it has {len(content)} bytes, its header alone {size}")
+        header = json.loads(content[PREFIX : PREFIX + size])
+        entry = json.loads(header.get("__metadata__", {}).get(KEY, "{}"))
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise FileError(f"{path}: not a complete safetensors file ({error})") from None
+    return entry if isinstance(entry, dict) else {}
