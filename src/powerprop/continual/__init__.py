@@ -13,6 +13,7 @@ from powerprop.continual.distill import LwF
 from powerprop.continual.fisher import diagonal_fisher
 from powerprop.continual.gem import AGEM, GEM
 from powerprop.continual.generative import DGR, RtF
+from powerprop.continual.hat import HAT
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.memory import Memory
 from powerprop.continual.metrics import Accuracies, accuracy_on
@@ -25,11 +26,13 @@ from powerprop.continual.packing.packnet import PackNet
 from powerprop.continual.packing.search import GRID, sparsest
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks
+from powerprop.continual.project import GPM, OWM
 from powerprop.continual.registry import STRATEGIES, load_learner
 from powerprop.continual.regularise import EWC, MAS, SI, Laplace
 from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Naive, Strategy
+from powerprop.continual.supsup import SupSup
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 from powerprop.continual.vcl import VCL
 
@@ -39,9 +42,12 @@ __all__ = [
     "ER",
     "EWC",
     "GEM",
+    "GPM",
     "GRID",
+    "HAT",
     "INFERENCES",
     "MAS",
+    "OWM",
     "SCENARIOS",
     "SI",
     "STRATEGIES",
@@ -71,6 +77,7 @@ __all__ = [
     "Stateful",
     "Strategy",
     "Subnetworks",
+    "SupSup",
     "Task",
     "TaskMasks",
     "accuracy_on",
