@@ -174,7 +174,7 @@ def test_sparsity_prints_as_a_table() -> None:
     ("arguments", "kind", "message"),
     [
         (("0.5",), TypeError, r"sparsity must be a number in \[0, 1\), got '0\.5'$"),
-        ((None,), TypeError, "sparsity must be a number .*, got None"),
+        ((None,), ValueError, "prune needs a sparsity or a pattern, one of them, got None and None"),
         ((True,), TypeError, "sparsity must be a number .*, got True"),
         ((0.5, ["erk"]), ValueError, r"distribution must be one of .*, got \['erk'\]"),
         ((0.5, "uniform", ["0.weight"]), TypeError, r"layers must map name patterns .*, got \['0\.weight'\]"),

@@ -41,6 +41,7 @@ from PIL import Image
 from powerprop import data
 from powerprop.cli import main
 from powerprop.continual import EfficientPackNet
+from powerprop.continual.saving import state_of
 from powerprop.data import DataCorrupt, DataNotFound
 from powerprop.data.cifar import read_batch
 from powerprop.data.idx import load_idx
@@ -88,7 +89,7 @@ def idx_contents() -> list[bytes]:
 
 IDX = MNIST._replace(
     files=tuple(
-        IdxFile(file.name, md5(content), md5(gzip.compress(content, mtime=0)))
+        IdxFile(file.name, md5(content), len(content), md5(packed := gzip.compress(content, mtime=0)), len(packed))
         for file, content in zip(MNIST.files, idx_contents(), strict=True)
     ),
     wheel="",
@@ -178,7 +179,7 @@ def learner() -> EfficientPackNet:
 def read_learner(path: Path) -> Any:
     mine = learner()
     mine.load(path)
-    return mine.state()
+    return state_of(mine)
 
 
 def write_masks(path: Path) -> None:

@@ -36,8 +36,16 @@ class GEM(Replay):
     OPTIONS: ClassVar[tuple[str, ...]] = ("margin",)
     EQUAL = True
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {"memory": 4400, "margin": 0.5},
-        "permuted-mnist": {"memory": 5120, "margin": 0.5},
+        "split-mnist": {
+            "memory": 4400,
+            "margin": 0.5,
+            "reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018",
+        },
+        "permuted-mnist": {
+            "memory": 5120,
+            "margin": 0.5,
+            "reference": "Lopez-Paz & Ranzato, Gradient Episodic Memory, 2017",
+        },
     }
     """Split-MNIST: Hsu et al., 2018, plain SGD with 0.01 for 4 epochs. Permuted-MNIST: Lopez-Paz & Ranzato, 2017, 256
     examples of each of 20 tasks, plain SGD with 0.1 and batches of 10, one epoch."""
@@ -81,8 +89,16 @@ class AGEM(Replay):
 
     EQUAL = True
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "permuted-mnist": {"memory": 5000, "rehearsed": 256},
-        "split-cifar100": {"memory": 1105, "rehearsed": 256},
+        "permuted-mnist": {
+            "memory": 5000,
+            "rehearsed": 256,
+            "reference": "Chaudhry et al., Efficient Lifelong Learning with A-GEM, 2019",
+        },
+        "split-cifar100": {
+            "memory": 1105,
+            "rehearsed": 256,
+            "reference": "Chaudhry et al., Efficient Lifelong Learning with A-GEM, 2019",
+        },
     }
     """Chaudhry et al., 2019: 25 examples of each class and task on permuted-MNIST (20 tasks), 13 on split CIFAR-100 (17
     tasks of 5 classes); plain SGD with 0.1 and 0.03, batches of 10, one epoch."""

@@ -115,8 +115,18 @@ class DGR(GenerativeReplay):
     OPTIONS: ClassVar[tuple[str, ...]] = ("hidden", "latent", "vae_lr")
     FIXED: ClassVar[tuple[str, ...]] = ("hidden", "latent")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {"hidden": (400, 400), "latent": 100, "vae_lr": 1e-3},
-        "permuted-mnist": {"hidden": (1000, 1000), "latent": 100, "vae_lr": 1e-4},
+        "split-mnist": {
+            "hidden": (400, 400),
+            "latent": 100,
+            "vae_lr": 1e-3,
+            "reference": "van de Ven & Tolias, Three scenarios for continual learning, 2019",
+        },
+        "permuted-mnist": {
+            "hidden": (1000, 1000),
+            "latent": 100,
+            "vae_lr": 1e-4,
+            "reference": "van de Ven & Tolias, Three scenarios for continual learning, 2019",
+        },
     }
     """Van de Ven & Tolias, 2019: 2,000 and 5,000 steps a task, batches of 128 and as many replayed, the same rates."""
 
@@ -194,8 +204,8 @@ class RtF(GenerativeReplay):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("temperature",)
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {"temperature": 2.0},
-        "permuted-mnist": {"temperature": 2.0},
+        "split-mnist": {"temperature": 2.0, "reference": "van de Ven & Tolias, Generative replay, 2018"},
+        "permuted-mnist": {"temperature": 2.0, "reference": "van de Ven & Tolias, Generative replay, 2018"},
     }
     """Van de Ven & Tolias, 2018: `replay_vae([784, 400, 400], 10)`, Adam with 1e-3, 2,000 steps; on permuted-MNIST 1000
     units, Adam with 1e-4, 5,000 steps; batches of 128 and as many replayed."""

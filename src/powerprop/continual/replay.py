@@ -88,8 +88,16 @@ class ER(Replay):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("share",)
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {"memory": 4400, "share": 0.5},
-        "permuted-mnist": {"memory": 16000, "share": 0.5},
+        "split-mnist": {
+            "memory": 4400,
+            "share": 0.5,
+            "reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018",
+        },
+        "permuted-mnist": {
+            "memory": 16000,
+            "share": 0.5,
+            "reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018",
+        },
     }
     """Hsu et al., 2018: memories as large as those of the methods that keep a Fisher or a generator; 1,100 and 4,000
     examples as large as the network. Adam with 1e-3 for 4 epochs (400-400), 1e-4 for 10 epochs (1000-1000)."""
@@ -138,7 +146,10 @@ class JointTraining(PerfectMemory):
     rehearsed: examples of each earlier task for a step.
     """
 
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {"split-mnist": {}, "permuted-mnist": {}}
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist": {"reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018"},
+        "permuted-mnist": {"reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018"},
+    }
     """Hsu et al., 2018 ("offline"): Adam with 1e-3 for 4 epochs (400-400), 1e-4 for 10 epochs (1000-1000)."""
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
