@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import (
+    EWC,
+    MAS,
+    SI,
+    VCL,
     Classification,
     EfficientPackNet,
     Elbo,
+    Laplace,
+    LwF,
     MultiLabel,
     Naive,
     Objective,
@@ -41,9 +47,15 @@ class Row(NamedTuple):
 
 
 STRATEGIES: dict[str, Row] = {
+    "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+    "ewc": Row(EWC, {"strength": 10.0}),
+    "laplace": Row(Laplace, {"strength": 10.0, "decay": 0.9}),
+    "lwf": Row(LwF, {}, objectives=("classification",), batch=True),
+    "mas": Row(MAS, {"strength": 0.1}),
     "naive": Row(Naive, {}),
     "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
-    "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+    "si": Row(SI, {"strength": 1.0}),
+    "vcl": Row(VCL, {"examples": 4096, "samples": 3}, batch=True),
 }
 """Adding a method adds a row here."""
 

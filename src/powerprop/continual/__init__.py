@@ -9,6 +9,8 @@ learner.predict(x)                   # the task is inferred
 from powerprop.continual.boundaries.changepoint import ChangePointDetector
 from powerprop.continual.boundaries.finder import BoundaryFinder
 from powerprop.continual.combine import combine
+from powerprop.continual.distill import LwF
+from powerprop.continual.fisher import diagonal_fisher
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.now import Rehearsal, Stateful
@@ -21,21 +23,29 @@ from powerprop.continual.packing.search import GRID, sparsest
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.continual.registry import STRATEGIES, load_learner
+from powerprop.continual.regularise import EWC, MAS, SI, Laplace
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Naive, Strategy
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
+from powerprop.continual.vcl import VCL
 
 __all__ = [
+    "EWC",
     "GRID",
     "INFERENCES",
+    "MAS",
     "SCENARIOS",
+    "SI",
     "STRATEGIES",
+    "VCL",
     "Accuracies",
     "BoundaryFinder",
     "ChangePointDetector",
     "Classification",
     "EfficientPackNet",
     "Elbo",
+    "Laplace",
+    "LwF",
     "MultiLabel",
     "Naive",
     "Objective",
@@ -53,6 +63,7 @@ __all__ = [
     "TaskMasks",
     "accuracy_on",
     "combine",
+    "diagonal_fisher",
     "entropy_gradient",
     "infer",
     "learn_stream",

@@ -17,8 +17,9 @@ __all__ = ["ADDED", "ALONE", "check_combination", "combine", "verbs_of"]
 
 ADDED = ("begin_task", "rehearse", "penalty", "after_step", "end_task")
 """Verbs that several strategies may have: all of them act, in the order of the classes."""
-ALONE = ("after_backward", "viewing", "predict", "choose_masks")
-"""Verbs of which one learner can have one only: who changes the gradient, who answers, who chooses masks."""
+ALONE = ("after_backward", "viewing", "predict", "choose_masks", "importances")
+"""Verbs of which one learner can have one only: who changes the gradient, who answers, who chooses masks, who says
+which weights matter."""
 
 
 @cache

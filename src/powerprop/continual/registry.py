@@ -11,18 +11,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual import saving
+from powerprop.continual.distill import LwF
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.efficient import EfficientPackNet
 from powerprop.continual.packing.packnet import PackNet
+from powerprop.continual.regularise import EWC, MAS, SI, Laplace
 from powerprop.continual.strategy import Naive, Strategy
+from powerprop.continual.vcl import VCL
 
 __all__ = ["STRATEGIES", "load_learner"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
+    "EWC": EWC,
+    "EfficientPackNet": EfficientPackNet,
+    "Laplace": Laplace,
+    "LwF": LwF,
+    "MAS": MAS,
     "Naive": Naive,
     "PackNet": PackNet,
-    "EfficientPackNet": EfficientPackNet,
+    "SI": SI,
+    "VCL": VCL,
 }
 """Adding a method adds a row here."""
 

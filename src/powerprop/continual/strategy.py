@@ -423,9 +423,13 @@ class Strategy:
         """Parameters that the model has got since the last task go to the optimiser, at the rate of its first group."""
         new = [p for p in self.model.parameters() if id(p) not in self._known]
         if new:
-            self.optimizer.add_param_group({"params": new, "lr": self._rates[0]})
-            self._rates.append(self._rates[0])
+            self._train_also(new)
             self._known |= {id(parameter) for parameter in new}
+
+    def _train_also(self, parameters: list[nn.Parameter], **settings: Any) -> None:
+        """Further parameters, of the model or of the method itself, for the optimiser to train."""
+        self.optimizer.add_param_group({"params": parameters, "lr": self._rates[0], **settings})
+        self._rates.append(self._rates[0])
 
     # --- saving -------------------------------------------------------------------------------------------------
 

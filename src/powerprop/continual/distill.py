@@ -1,0 +1,130 @@
+"""Learning without forgetting: the network of before, asked about the inputs of now."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from powerprop.continual.objective import Classification, Model
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.source import Source, to_device
+from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.view import AsTask
+
+__all__ = ["LwF", "distillation"]
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """-T² Σ_c p_c log q_c with p, q = softmax(outputs/T), the mean over inputs (Hinton et al., 2015).
+
+    Where the student has more outputs than the teacher, the teacher gives none of its belief to the last ones.
+    """
+    p = (teacher / temperature).softmax(1)
+    log_q = (student / temperature).log_softmax(1)[:, : p.shape[1]]
+    return -(temperature**2) * (p * log_q).sum(1).mean()
+
+
+class LwF(Strategy):
+    """Learning without forgetting: on the inputs of the current task, answer for every earlier task as before
+    (Li & Hoiem, 2016).
+
+        L(θ) + λ Σ_{k<t} T² H(softmax(f_k(x; θ_old)/T), softmax(f_k(x; θ)/T)),    θ_old the weights before task t
+
+    f_k is the head of task k. With one output layer for all tasks, the terms are all the same one: outputs of the
+    classes so far, of which θ_old knows those of earlier tasks ("stream"), or all outputs (labels of a "task").
+    Nothing is kept between tasks; while a task is learned, the old network beside the new one.
+
+    In a loop of one's own, show the batch: learner.step(loss, batch).
+
+    strength: λ. As the terms are as many as earlier tasks, 1 weighs the task in hand by 1/t of the whole.
+    temperature: T.
+    Further arguments are those of `Strategy`; the objective must be a `Classification`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("strength", "temperature")
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        f"{benchmark}/{scenario}": {
+            "strength": 1.0,
+            "temperature": 2.0,
+            "reference": "van de Ven & Tolias, 2019, arXiv:1904.07734; the whole loss there is 1/t of this one",
+        }
+        for benchmark in ("split-mnist", "permuted-mnist")
+        for scenario in ("class-incremental", "domain-incremental", "task-incremental")
+    }
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 1.0,
+        temperature: float = 2.0, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(model, optimizer, **options)
+        if not strength >= 0:
+            raise ValueError(f"strength must not be negative, got {strength}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        if not isinstance(self.objective, Classification):
+            kind = type(self.objective).__name__
+            raise TypeError(f"LwF distils the classes of a classifier: objective must be Classification, got {kind}")
+        self.strength, self.temperature = strength, temperature
+        self.teacher: nn.Module | None = None
+
+    def begin_task(self) -> None:
+        """The network as it is now will be the teacher."""
+        self.teacher = copy.deepcopy(self.model).eval().requires_grad_(False) if self.current else None
+
+    def penalty(self) -> Tensor | None:
+        """How far the answers for earlier tasks have moved, on the batch in hand."""
+        now = self._open("penalty")
+        if self.teacher is None or not self.strength:
+            return None
+        if now.batch is None:
+            raise ValueError("LwF looks at the inputs of a step again: say step(loss, batch)")
+        x, now.batch = self.objective.inputs(to_device(now.batch, self.device)), None
+        per_head = range(self.current) if self.heads is not None or self.takes_task else [self.current]
+        with _running_statistics_kept(self.model):
+            terms = [self._term(x, task) for task in per_head]
+        return self.strength * self.current * torch.stack(terms).mean()
+
+    def _term(self, x: Tensor, task: int) -> Tensor:
+        assert self.teacher is not None
+        teacher: Model = self.teacher if self.heads is None and not self.takes_task else AsTask(self.teacher, task)
+        with torch.no_grad():
+            before = teacher(x)
+        with self.viewing(task) as model:
+            now = model(x)
+        return distillation(self._columns(now, self.current + 1), self._columns(before, self.current), self.temperature)
+
+    def _columns(self, outputs: Tensor, tasks: int) -> Tensor:
+        """Where one output layer counts the classes of the stream: those of the first tasks, in their order."""
+        assert isinstance(self.objective, Classification)
+        if self.objective.labels == "task" or self.heads is not None:
+            return outputs
+        numbers = dict.fromkeys(c for task in range(tasks) for c in self.objective.classes_of(task) or ())
+        return outputs[:, list(numbers)]
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """The teacher goes."""
+        self.teacher = None
+
+    def memory_bytes(self) -> int:
+        """The old network, while there is one."""
+        tensors = [] if self.teacher is None else [*self.teacher.parameters(), *self.teacher.buffers()]
+        return super().memory_bytes() + sum(t.numel() * t.element_size() for t in tensors)
+
+
+@contextmanager
+def _running_statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Batch norms see inputs again that they have seen already: what they count meanwhile is thrown away."""
+    own = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
+    for module, buffers in own:
+        module._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+    try:
+        yield
+    finally:
+        for module, buffers in own:
+            module._buffers.update(buffers)

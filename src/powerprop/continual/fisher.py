@@ -1,0 +1,82 @@
+"""How much the answers of a network depend on each of its weights: the diagonal of the Fisher information, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from powerprop.continual.objective import Classification, Model, Objective
+from powerprop.continual.persample import mean_over_inputs
+
+__all__ = ["LABELS", "Labels", "check_labels", "diagonal_fisher", "sensitivity"]
+
+Labels = Literal["sampled", "expected", "predicted", "empirical"]
+LABELS: tuple[Labels, ...] = get_args(Labels)
+
+
+def check_labels(labels: str) -> None:
+    """An unknown kind of labels is an error that lists the known ones."""
+    if labels not in LABELS:
+        raise ValueError(f"labels must be one of {', '.join(LABELS)}, got {labels!r}")
+
+
+def diagonal_fisher(
+    module: nn.Module, batches: Iterable[Any], objective: Objective, task: int = 0, *,
+    labels: Labels = "sampled", model: Model | None = None, generator: torch.Generator | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The mean over inputs of the squared gradient of the loss of that input alone,
+
+        F_i = 1/N Σ_n (∂ -log p(y_n|x_n, θ) / ∂θ_i)²,
+
+    exact, and the same for every batch size. It is the Fisher information if y is what the network itself expects:
+
+    labels: "sampled", one label drawn for every input from the network's answer; "expected", the exact mean over all
+        classes, at as many times the cost; "predicted", the likeliest label; "empirical", the label in the data.
+        Objectives other than classification have no labels: of them it is the square of the gradient of their loss.
+    model: the module as the task sees it; by default itself.
+    generator: draws labels, on the CPU.
+    """
+    check_labels(labels)
+    seen = module if model is None else model
+    if labels == "empirical" or not isinstance(objective, Classification):
+        return mean_over_inputs(module, lambda batch: objective.loss(seen, batch, task), batches, torch.square)
+    labelled = _labelled(batches, objective, seen, labels, generator)
+    return mean_over_inputs(module, lambda batch: _surprise(seen, *batch), labelled, torch.square)
+
+
+def sensitivity(
+    module: nn.Module, batches: Iterable[Any], objective: Objective, model: Model | None = None
+) -> dict[str, Tensor]:
+    """1/N Σ_n |∂‖f(x_n)‖² / ∂θ_i|: how much the outputs change with each weight (Aljundi et al., 2018)."""
+    seen = module if model is None else model
+
+    def length(batch: Any) -> Tensor:
+        outputs = seen(objective.inputs(batch))
+        parts = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        return torch.stack([part.square().sum() for part in parts]).sum()
+
+    return mean_over_inputs(module, length, batches, torch.abs)
+
+
+def _surprise(model: Model, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return (weight * F.cross_entropy(model(x), y, reduction="none")).mean()
+
+
+def _labelled(
+    batches: Iterable[Any], objective: Objective, model: Model, labels: Labels, generator: torch.Generator | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Inputs with labels among all outputs, and the root of how much each counts."""
+    for batch in batches:
+        x = objective.inputs(batch)
+        with torch.no_grad():
+            p = model(x).softmax(1)
+        if labels == "expected":
+            for label, share in enumerate(p.unbind(1)):
+                yield x, torch.full((len(x),), label, device=x.device), (share * p.shape[1]).sqrt()
+        else:
+            drawn = p.argmax(1) if labels == "predicted" else torch.multinomial(p.cpu(), 1, generator=generator)[:, 0]
+            yield x, drawn.to(p.device), torch.ones_like(p[:, 0])

@@ -1,0 +1,277 @@
+"""EWC, Laplace, SI and MAS: one quadratic penalty on the weights, four ways to tell which of them matter."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from powerprop.continual.fisher import Labels, check_labels, diagonal_fisher, sensitivity
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.saving import below
+from powerprop.continual.source import Source
+from powerprop.continual.strategy import Progress, Strategy
+
+__all__ = ["EWC", "MAS", "SI", "Held", "Laplace", "Quadratic"]
+
+HSU = "Hsu et al., 2018, arXiv:1810.12488; their coefficient of Σ Ω (θ - θ*)² is half of strength"
+
+
+class Held:
+    """Importances Ω of the weights and the place θ* that they are held at: two numbers per weight, however many tasks.
+
+    Nothing more is needed where every task has its own, because a sum of parabolas is a parabola,
+
+        Σ_t F_t (θ - θ_t)² = Ω (θ - θ*)² + const,    Ω = Σ F_t,    θ* = Σ F_t θ_t / Ω.
+    """
+
+    def __init__(self) -> None:
+        self.importance: dict[str, Tensor] = {}
+        self.anchor: dict[str, Tensor] = {}
+
+    def follow(self, weights: Mapping[str, Tensor]) -> None:
+        """Go where the weights are."""
+        for tensors in (self.importance, self.anchor):
+            tensors.update({name: tensor.to(weights[name].device) for name, tensor in tensors.items()})
+
+    def distance(self, weights: Mapping[str, Tensor]) -> Tensor | None:
+        """Σ Ω (θ - θ*)² over some weights."""
+        self.follow(weights)
+        known = [name for name in self.importance if weights[name].grad is not None]
+        each = [(self.importance[n] * (weights[n] - self.anchor[n]).square()).sum() for n in known]
+        return torch.stack(each).sum() if each else None
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        parts = {"importance": self.importance, "anchor": self.anchor}
+        return {f"{kind}/{name}": t for kind, tensors in parts.items() for name, t in tensors.items()}, {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        self.importance, self.anchor = (
+            {name: t.clone() for name, t in below(kind, tensors).items()} for kind in ("importance", "anchor")
+        )
+
+
+class Quadratic(Strategy, ABC):
+    """Holds weights where they were, each as firmly as it matters to the tasks so far:
+
+        L(θ) + λ/2 Σ_i Ω_i (θ_i - θ*_i)²
+
+    Methods differ in `importances`. θ are the weights that the network multiplies by, also under α > 1: the gradient
+    of the penalty reaches φ through the same slope as that of the loss, so that small weights are hardly held. Weights
+    that the loss of the current task does not use, such as the heads of other tasks, stay where they are anyway.
+
+    strength: λ, the weight of the penalty.
+    Further arguments are those of `Strategy`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("strength",)
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float, **options: Any
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        if not strength >= 0:
+            raise ValueError(f"strength must not be negative, got {strength}")
+        self.strength = strength
+        self.held = Held()
+        self.parts["held"] = self.held
+
+    @abstractmethod
+    def importances(self, data: Source) -> dict[str, Tensor]:
+        """How much each weight matters to the task in hand; weights that it does not use may be left out."""
+
+    def penalty(self) -> Tensor | None:
+        """λ/2 Σ Ω (θ - θ*)²."""
+        distance = self.held.distance(self.weights())
+        return None if distance is None else 0.5 * self.strength * distance
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """Add the importances of the task."""
+        found, weights = self.importances(data), self.weights()
+        self.held.follow(weights)
+        with torch.no_grad():
+            self.hold(found, {name: weight.detach().clone() for name, weight in weights.items()})
+
+    def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+        """Ω += found, and all that matters is held where it is now."""
+        known = self.held.importance
+        known |= {name: known[name] + new if name in known else new for name, new in found.items()}
+        self.held.anchor = {name: weights[name] for name in known}
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters of the model by name."""
+        return dict(self.model.named_parameters())
+
+
+class EWC(Quadratic):
+    """Elastic weight consolidation: the Fisher information of every task (Kirkpatrick et al., 2017).
+
+        L(θ) + λ/2 Σ_t Σ_i F_ti (θ_i - θ*_ti)²,    F_t the diagonal Fisher information of task t at θ*_t
+
+    Every task pulls towards its own weights θ*_t. Their sum is kept in closed form, see `Held`.
+
+    labels: which labels the Fisher information of a classifier is taken with, see `diagonal_fisher`.
+    Further arguments are those of `Quadratic`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("labels",)
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist/class-incremental": {"strength": 1200.0, "labels": "predicted", "reference": HSU},
+        "split-mnist/domain-incremental": {"strength": 200.0, "labels": "predicted", "reference": HSU},
+        "split-mnist/task-incremental": {"strength": 200.0, "labels": "predicted", "reference": HSU},
+        "permuted-mnist/class-incremental": {"strength": 20.0, "labels": "predicted", "reference": HSU},
+        "permuted-mnist/domain-incremental": {"strength": 300.0, "labels": "predicted", "reference": HSU},
+        "permuted-mnist/task-incremental": {"strength": 1000.0, "labels": "predicted", "reference": HSU},
+    }
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 100.0,
+        labels: Labels = "sampled", **options: Any,
+    ) -> None:  # fmt: skip
+        check_labels(labels)
+        super().__init__(model, optimizer, strength=strength, **options)
+        self.labels = labels
+
+    def importances(self, data: Source) -> dict[str, Tensor]:
+        """The diagonal of the Fisher information, exactly."""
+        with self.viewing(self.current) as model:
+            return diagonal_fisher(
+                self.model, data.in_order(), self.objective, self.current,
+                labels=self.labels, model=model, generator=self.generator("fisher"),
+            )  # fmt: skip
+
+    def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+        """Ω += F and θ* += F/Ω (θ - θ*), where Ω is not zero: the mean of all tasks' weights."""
+        held = self.held
+        for name, fisher in found.items():
+            importance = held.importance[name] = held.importance.get(name, torch.zeros_like(fisher)) + fisher
+            share = torch.where(importance > 0, fisher / importance, 1.0).to(weights[name].dtype)
+            held.anchor[name] = torch.lerp(held.anchor.get(name, weights[name]), weights[name], share)
+
+
+class Laplace(EWC):
+    """Online EWC, a Laplace approximation that is carried from task to task (Schwarz et al., 2018).
+
+        L(θ) + λ/2 Σ_i Ω_i (θ_i - θ*_i)²,    Ω ← γΩ + F_t,    θ* the weights after the latest task
+
+    decay: γ ≤ 1, by which earlier tasks fade.
+    Further arguments are those of `EWC`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("decay",)
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist/class-incremental": {"strength": 200.0, "labels": "predicted", "reference": HSU},
+        "split-mnist/domain-incremental": {"strength": 1400.0, "labels": "predicted", "reference": HSU},
+        "split-mnist/task-incremental": {"strength": 800.0, "labels": "predicted", "reference": HSU},
+        "permuted-mnist/class-incremental": {"strength": 100.0, "labels": "predicted", "reference": HSU},
+        "permuted-mnist/domain-incremental": {"strength": 500.0, "labels": "predicted", "reference": HSU},
+        "permuted-mnist/task-incremental": {"strength": 1000.0, "labels": "predicted", "reference": HSU},
+    }
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, decay: float = 1.0, **options: Any
+    ) -> None:
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay must be in [0, 1], got {decay}")
+        super().__init__(model, optimizer, **options)
+        self.decay = decay
+
+    def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+        """Ω ← γΩ + F, held where the weights are now."""
+        for importance in self.held.importance.values():
+            importance.mul_(self.decay)
+        Quadratic.hold(self, found, weights)
+
+
+class MAS(Quadratic):
+    """Memory aware synapses: how much the outputs depend on a weight, without labels (Aljundi et al., 2018).
+
+    Ω_i += 1/N Σ_n |∂‖f(x_n)‖² / ∂θ_i|
+    """
+
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist/class-incremental": {"strength": 0.2, "reference": HSU},
+        "split-mnist/domain-incremental": {"strength": 10000.0, "reference": HSU},
+        "split-mnist/task-incremental": {"strength": 1.0, "reference": HSU},
+        "permuted-mnist/class-incremental": {"strength": 0.00006, "reference": HSU},
+        "permuted-mnist/domain-incremental": {"strength": 0.02, "reference": HSU},
+        "permuted-mnist/task-incremental": {"strength": 0.002, "reference": HSU},
+    }
+    """Theirs is of the mean over outputs, not their sum: strength is divided by the number of outputs, too. They take
+    the absolute value of means over batches of 128, which is smaller than the mean of absolute values."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 1.0, **options: Any
+    ) -> None:
+        super().__init__(model, optimizer, strength=strength, **options)
+
+    def importances(self, data: Source) -> dict[str, Tensor]:
+        """The mean absolute gradient of the squared length of the outputs."""
+        with self.viewing(self.current) as model:
+            return sensitivity(self.model, data.in_order(), self.objective, model)
+
+
+class SI(Quadratic):
+    """Synaptic intelligence: how much of the loss a weight took away on its path (Zenke et al., 2017).
+
+        ω_i += -g_i Δθ_i    at every step, g the gradient of the task's own loss
+        Ω_i += max(0, ω_i) / ((θ_i - θ_i at the beginning)² + ξ)    after the task
+
+    A sum below zero, of a weight that did harm on the whole, counts as none, so that the penalty has a minimum. Needs
+    no data at the end.
+
+    xi: ξ, which keeps weights that hardly moved from having an importance without bound.
+    Further arguments are those of `Quadratic`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("xi",)
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist/class-incremental": {"strength": 1200.0, "xi": 0.1, "reference": HSU},
+        "split-mnist/domain-incremental": {"strength": 6000.0, "xi": 0.1, "reference": HSU},
+        "split-mnist/task-incremental": {"strength": 600.0, "xi": 0.1, "reference": HSU},
+        "permuted-mnist/class-incremental": {"strength": 0.6, "xi": 0.1, "reference": HSU},
+        "permuted-mnist/domain-incremental": {"strength": 20.0, "xi": 0.1, "reference": HSU},
+        "permuted-mnist/task-incremental": {"strength": 2.0, "xi": 0.1, "reference": HSU},
+    }
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 1.0, xi: float = 0.1,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        if not xi > 0:
+            raise ValueError(f"xi must be positive, got {xi}")
+        super().__init__(model, optimizer, strength=strength, **options)
+        self.xi = xi
+        self._path: dict[str, Tensor] = {}
+        self._start: dict[str, Tensor] = {}
+        self._before: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def begin_task(self) -> None:
+        """A new path, from here."""
+        self._path, self._start = {}, {n: p.detach().clone() for n, p in self.weights().items()}
+
+    def penalty(self) -> Tensor | None:
+        """λ/2 Σ Ω (θ - θ*)²; on the way, the gradient of the task alone is noted."""
+        moved = {n: p for n, p in self.weights().items() if p.grad is not None}
+        self._before = {n: (p.detach().clone(), p.grad.clone()) for n, p in moved.items()}  # type: ignore[union-attr]
+        return super().penalty()
+
+    def after_step(self) -> None:
+        """ω -= g Δθ."""
+        weights = self.weights()
+        for name, (before, gradient) in self._before.items():
+            wide = torch.promote_types(before.dtype, torch.float32)
+            path = self._path.setdefault(name, torch.zeros_like(before, dtype=wide))
+            path.addcmul_(gradient, weights[name].detach() - before, value=-1)
+        self._before = {}
+
+    def importances(self, data: Source) -> dict[str, Tensor]:
+        """The part that each weight had in the fall of the loss, per squared distance."""
+        moved = {name: weight.detach() - self._start[name] for name, weight in self.weights().items()}
+        found = {n: path.clamp(min=0) / (moved[n].square() + self.xi) for n, path in self._path.items()}
+        self._path, self._start = {}, {}
+        return found
