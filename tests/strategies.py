@@ -9,22 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import (
+    AGEM,
+    DGR,
+    ER,
     EWC,
+    GEM,
     MAS,
     SI,
     VCL,
     Classification,
     EfficientPackNet,
     Elbo,
+    JointTraining,
     Laplace,
     LwF,
     MultiLabel,
     Naive,
     Objective,
     PackNet,
+    PerfectMemory,
     Regression,
+    RtF,
     Strategy,
 )
+from powerprop.models import ReplayVAE
 
 FEATURES = 8
 
@@ -36,6 +44,7 @@ class Row(NamedTuple):
     alphas: powers that it takes; others are refused.
     masks: answers of earlier tasks stay as they were, to the bit.
     batch: it must be shown the batch: learner.step(loss, batch).
+    model: makes the network, if not any will do.
     """
 
     kind: type[Strategy]
@@ -44,6 +53,7 @@ class Row(NamedTuple):
     alphas: tuple[float, ...] = (1.0, 1.5)
     masks: bool = False
     batch: bool = False
+    model: Callable[[], nn.Module] | None = None
 
 
 STRATEGIES: dict[str, Row] = {
@@ -56,6 +66,13 @@ STRATEGIES: dict[str, Row] = {
     "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
     "si": Row(SI, {"strength": 1.0}),
     "vcl": Row(VCL, {"examples": 4096, "samples": 3}, batch=True),
+    "agem": Row(AGEM, {"memory": 40}),
+    "dgr": Row(DGR, {"hidden": (12,), "latent": 3}, ("classification",), batch=True),
+    "er": Row(ER, {"memory": 40}),
+    "gem": Row(GEM, {"memory": 40}),
+    "joint-training": Row(JointTraining, {}),
+    "perfect-memory": Row(PerfectMemory, {}),
+    "rtf": Row(RtF, {}, ("classification",), batch=True, model=lambda: ReplayVAE([FEATURES, 16, 16], 3, latent=3)),
 }
 """Adding a method adds a row here."""
 
@@ -105,10 +122,14 @@ def tensors(objective: str, task: int, count: int = 64) -> tuple[Tensor, Tensor]
     return x, (y > 0).float() if objective == "multi-label" else y[:, :2]
 
 
+def network_of(name: str, objective: str = "classification") -> nn.Module:
+    return (STRATEGIES[name].model or OBJECTIVES[objective][0])()
+
+
 def make(name: str, objective: str = "classification", alpha: float = 1.0, seed: int = 0, **options: Any) -> Strategy:
     """A learner of a row of the table, always with the same first weights."""
-    row, (model, kind) = STRATEGIES[name], OBJECTIVES[objective]
-    net = model()
+    row, kind = STRATEGIES[name], OBJECTIVES[objective][1]
+    net = network_of(name, objective)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in net.parameters():

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from powerprop.continual import STRATEGIES as REGISTRY
 from powerprop.continual import load_learner
-from strategies import OBJECTIVES, PAIRS, STRATEGIES, loss_of, make, same_bits, state, tensors
+from strategies import PAIRS, STRATEGIES, loss_of, make, network_of, same_bits, state, tensors
 
 every_pair = pytest.mark.parametrize(("name", "objective"), PAIRS)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -73,7 +73,7 @@ def test_a_file_makes_the_learner(name: str, tmp_path: Path) -> None:
     ours = make(name)
     ours.learn(tensors("classification", 0))
     ours.save(tmp_path / "learner")
-    made = load_learner(tmp_path / "learner", OBJECTIVES["classification"][0]())
+    made = load_learner(tmp_path / "learner", network_of(name))
     assert type(made) is type(ours)
     for each in (ours, made):
         each.learn(tensors("classification", 1))

@@ -11,7 +11,10 @@ from powerprop.continual.boundaries.finder import BoundaryFinder
 from powerprop.continual.combine import combine
 from powerprop.continual.distill import LwF
 from powerprop.continual.fisher import diagonal_fisher
+from powerprop.continual.gem import AGEM, GEM
+from powerprop.continual.generative import DGR, RtF
 from powerprop.continual.loop import learn_stream
+from powerprop.continual.memory import Memory
 from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.now import Rehearsal, Stateful
 from powerprop.continual.objective import Classification, Elbo, MultiLabel, Objective, Regression
@@ -24,13 +27,18 @@ from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.continual.registry import STRATEGIES, load_learner
 from powerprop.continual.regularise import EWC, MAS, SI, Laplace
+from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Naive, Strategy
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 from powerprop.continual.vcl import VCL
 
 __all__ = [
+    "AGEM",
+    "DGR",
+    "ER",
     "EWC",
+    "GEM",
     "GRID",
     "INFERENCES",
     "MAS",
@@ -44,16 +52,20 @@ __all__ = [
     "Classification",
     "EfficientPackNet",
     "Elbo",
+    "JointTraining",
     "Laplace",
     "LwF",
+    "Memory",
     "MultiLabel",
     "Naive",
     "Objective",
     "PackNet",
     "Packing",
+    "PerfectMemory",
     "Prediction",
     "Regression",
     "Rehearsal",
+    "RtF",
     "Scenario",
     "Source",
     "Stateful",

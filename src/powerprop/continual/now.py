@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -28,11 +28,16 @@ class Learned(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """A batch of an earlier task to train on, and its share of the loss; the current batch has what is left of 1."""
+    """A batch to train on beside the current one, and its share of the loss; the current batch has what is left of 1.
+
+    task: that of the batch; or a tensor with the task of each example, if the objective `mixes_tasks`.
+    loss: of (model, batch, task); by default the objective's.
+    """
 
     batch: Any
-    task: int
+    task: int | Tensor
     share: float
+    loss: Callable[[Any, Any, Any], Tensor] | None = None
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,16 @@ class Objective:
 
     shared_outputs: bool = True
     """True if outputs mean the same in all tasks, so that one that was never learned can be answered for."""
+
+    mixes_tasks: bool = False
+    """True if `loss` takes a batch of examples of several tasks, with a tensor (N,) of their tasks as the task.
+
+    A class with a loss of its own must say so for itself."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "loss" in vars(cls) and "mixes_tasks" not in vars(cls):
+            cls.mixes_tasks = False
 
     def begin(self, task: int, classes: Sequence[int] | None) -> None:
         """A task is about to be learned; classes are the numbers of its classes in the stream, if it has any."""
@@ -87,6 +98,8 @@ class Classification(Objective):
     label_smoothing: as `torch.nn.functional.cross_entropy` takes it.
     """
 
+    mixes_tasks = True
+
     def __init__(self, labels: Literal["task", "stream"] = "task", label_smoothing: float = 0.0) -> None:
         if labels not in ("task", "stream"):
             raise ValueError(f"labels must be 'task' or 'stream', got {labels!r}")
@@ -100,7 +113,7 @@ class Classification(Objective):
             raise ValueError(f"labels='stream' needs the classes of task {task}: begin({task}, classes=…)")
         self.classes[task:] = [None if classes is None else tuple(classes)]
 
-    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+    def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
         x, y = batch
         if not are_labels(y):
             raise ValueError(f"Classification expects labels that are integers (N,), got {y.dtype} {tuple(y.shape)}")
@@ -131,9 +144,14 @@ class Classification(Objective):
         outputs = model(x)
         return entropy(outputs if task is None else self.own(outputs, task))
 
-    def targets(self, y: Tensor, task: int) -> Tensor:
-        """Labels of a task as the outputs count them."""
-        return y if self.labels == "task" else torch.tensor(self.classes_of(task), device=y.device)[y]
+    def targets(self, y: Tensor, task: int | Tensor) -> Tensor:
+        """Labels of a task, or each of its own, as the outputs count them."""
+        if self.labels == "task":
+            return y
+        if isinstance(task, int):
+            return torch.tensor(self.classes_of(task), device=y.device)[y]
+        first, numbers = list(accumulate((len(own or ()) for own in self.classes), initial=0)), self._numbers()
+        return torch.tensor(numbers, device=y.device)[torch.tensor(first, device=y.device)[task.to(y.device)] + y]
 
     def classes_of(self, task: int) -> tuple[int, ...] | None:
         """The classes of a task; of one that comes later, those of the last one known."""
@@ -161,7 +179,11 @@ class Classification(Objective):
 
     def _of_stream(self, logits: Tensor) -> Prediction:
         pairs = [(t, k, number) for t, own in enumerate(self.classes) for k, number in enumerate(own or ())]
-        return self._largest(logits[:, [number for _, _, number in pairs]], pairs)
+        return self._largest(logits[:, self._numbers()], pairs)
+
+    def _numbers(self) -> list[int]:
+        """The classes of all tasks, one task after the other."""
+        return [number for own in self.classes for number in own or ()]
 
     def _largest(self, logits: Tensor, columns: list[tuple[int, int, int]]) -> Prediction:
         """columns: (task, class within it, number in the stream) of every output."""
@@ -169,8 +191,10 @@ class Classification(Objective):
         best = logits.argmax(1)
         return Prediction(tasks[best], labels[best], entropy(logits), numbers[best])
 
-    def _check_outputs(self, outputs: int, task: int) -> None:
+    def _check_outputs(self, outputs: int, task: int | Tensor) -> None:
         """An error if there are fewer outputs than classes; a GPU's own would take the whole process with it."""
+        if not isinstance(task, int):
+            return  # of tasks that were learned before, and passed this check
         classes = self.classes_of(task) or ()
         needed = len(classes) if self.labels == "task" else max(classes, default=-1) + 1
         if outputs < needed:
@@ -184,7 +208,9 @@ class Classification(Objective):
 class Regression(Objective):
     """Numbers for every input, learned by the squared error; the score is minus its mean."""
 
-    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+    mixes_tasks = True
+
+    def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
         x, y = batch
         outputs = model(x)
         if outputs.shape != y.shape:
@@ -197,7 +223,9 @@ class Regression(Objective):
 class MultiLabel(Objective):
     """Any number of yes-or-no labels for every input, by binary cross-entropy; the score is the fraction right."""
 
-    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+    mixes_tasks = True
+
+    def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
         x, y = batch
         return F.binary_cross_entropy_with_logits(model(x), y.to(torch.get_default_dtype()))
 
@@ -218,8 +246,10 @@ class Elbo(Objective):
     The network gives (logits of x, μ, log σ²). The loss is -L, the score L, means over the inputs; targets are ignored.
     """
 
-    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
-        return self.unsure(model, self.inputs(batch), task).mean()
+    mixes_tasks = True
+
+    def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
+        return self.unsure(model, self.inputs(batch), None).mean()
 
     def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """-L of each input: what a network has learned is likely to it."""

@@ -12,11 +12,14 @@ from torch.optim import Optimizer
 
 from powerprop.continual import saving
 from powerprop.continual.distill import LwF
+from powerprop.continual.gem import AGEM, GEM
+from powerprop.continual.generative import DGR, RtF
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.efficient import EfficientPackNet
 from powerprop.continual.packing.packnet import PackNet
 from powerprop.continual.regularise import EWC, MAS, SI, Laplace
+from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.strategy import Naive, Strategy
 from powerprop.continual.vcl import VCL
 
@@ -32,6 +35,13 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "PackNet": PackNet,
     "SI": SI,
     "VCL": VCL,
+    "AGEM": AGEM,
+    "DGR": DGR,
+    "ER": ER,
+    "GEM": GEM,
+    "JointTraining": JointTraining,
+    "PerfectMemory": PerfectMemory,
+    "RtF": RtF,
 }
 """Adding a method adds a row here."""
 

@@ -33,6 +33,8 @@ Progress = Callable[[str, int, float], None]
 """Hears the phase of the work, its step and the mean loss since it last heard."""
 
 HEARD_EVERY = 100
+LEAST_SHARE = 1e-6
+"""Of the loss, for the task in hand; less is rounding."""
 PURPOSES = ("batches", "layers", "weights", "labels", "revived", "layers at the end")
 """Purposes of random numbers that have kept their seeds; those of other names are derived from the name."""
 
@@ -167,10 +169,13 @@ class Strategy:
         self._tally.add(loss)
         rehearsals = [each for found in self._act("rehearse") for each in found or ()]
         share = 1.0 - sum(each.share for each in rehearsals)
+        if share < LEAST_SHARE:
+            shares = [each.share for each in rehearsals]
+            raise ValueError(f"rehearsals have shares of {shares} of the loss, which leave none for the task in hand")
         _scaled(loss if share == 1.0 else share * loss, scaler).backward()  # type: ignore[no-untyped-call]
-        for batch, task, share in rehearsals:
-            with self.viewing(task) as model:
-                again = self.objective.loss(model, to_device(batch, self.device), task)
+        for batch, task, share, loss_of in rehearsals:
+            with self.viewing(task if isinstance(task, int) else None) as model:
+                again = (loss_of or self.objective.loss)(model, to_device(batch, self.device), task)
             _scaled(share * again, scaler).backward()  # type: ignore[no-untyped-call]
 
     def update(self, scaler: GradScaler | None = None) -> None:

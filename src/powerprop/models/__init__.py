@@ -6,16 +6,19 @@ from powerprop.models.fastconv import FastCifar, fast_cifar
 from powerprop.models.heads import Heads
 from powerprop.models.init import initialise
 from powerprop.models.lenet import MLP, lenet_300_100, mlp
+from powerprop.models.replay_vae import VAE, ReplayVAE, replay_vae, vae
 from powerprop.models.resnet import ResNet, resnet18, resnet50
 from powerprop.models.resnet_cifar import CifarResNet, WideResNet, resnet20, wrn_22_2
 
 __all__ = [
     "MLP",
+    "VAE",
     "AlexNet",
     "CifarResNet",
     "Conv6",
     "FastCifar",
     "Heads",
+    "ReplayVAE",
     "ResNet",
     "WideResNet",
     "alexnet",
@@ -24,8 +27,10 @@ __all__ = [
     "initialise",
     "lenet_300_100",
     "mlp",
+    "replay_vae",
     "resnet18",
     "resnet20",
     "resnet50",
+    "vae",
     "wrn_22_2",
 ]

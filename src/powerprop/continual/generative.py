@@ -1,0 +1,240 @@
+"""Learning again from inputs that a generator makes up: no example of an earlier task is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from powerprop.continual.generator import Autoencoder, Generator, check_autoencoder
+from powerprop.continual.now import Rehearsal
+from powerprop.continual.objective import Classification, Elbo
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.source import Source, to_device
+from powerprop.continual.strategy import Progress, Strategy
+
+__all__ = ["DGR", "GenerativeReplay", "RtF"]
+
+
+class GenerativeReplay(Strategy):
+    """What DGR and RtF share: the networks of the task before, of which one makes up inputs and one labels them.
+
+        L = 1/t L(batch) + (1 - 1/t) L(replayed batch)   in the t-th task
+
+    Inputs are pixels in [0, 1]. Steps must show their batch: learner.step(loss, batch). The copies of the task before
+    live while a task is learned; they are not saved.
+
+    replayed: inputs that are made up for a step; by default `batch_size`.
+    Further arguments are those of `Strategy`; the objective is `Classification`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("replayed",)
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, replayed: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        name = type(self).__name__
+        if not isinstance(self.objective, Classification):
+            raise TypeError(f"{name} labels what it replays: objective must be Classification, got {self.objective!r}")
+        if replayed is not None and replayed < 1:
+            raise ValueError(f"replayed must be at least one input a step, got {replayed}")
+        self.replayed, self.classification = replayed, self.objective
+        self.before: nn.Module | None = None
+        self.again: Tensor | None = None
+
+    @property
+    def weight_now(self) -> float:
+        """1/t, the weight of the task in hand."""
+        return 1 / (self.current + 1)
+
+    def begin_task(self) -> None:
+        """The network of the tasks before labels what is replayed."""
+        self.before = deepcopy(self.model).eval().requires_grad_(False) if self.current else None
+        self.again = None
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """The copy has done its work."""
+        self.before = self.again = None
+
+    def shown(self) -> Tensor:
+        """The inputs of the step, in [0, 1]."""
+        batch = None if self.now is None else self.now.batch
+        if batch is None:
+            raise RuntimeError(f"{type(self).__name__} learns its generator from the inputs: say step(loss, batch)")
+        x: Tensor = to_device(self.objective.inputs(batch), self.device)
+        low, high = (float(end) for end in torch.aminmax(x.detach()))
+        if not (x.is_floating_point() and 0 <= low <= high <= 1):
+            raise ValueError(f"{type(self).__name__} generates pixels in [0, 1], got {x.dtype} in [{low:g}, {high:g}]")
+        return x
+
+    def made_up(self, generator: Autoencoder, like: Tensor) -> Tensor:
+        """Inputs from noise, of the shape of others: x = σ(decode(z)), z ~ N(0, 1)."""
+        count = self.replayed or self.batch_size
+        z = torch.randn(count, generator.latent, generator=self.generator("replayed")).to(like)
+        with torch.no_grad():
+            return torch.sigmoid(generator.decode(z)).view(count, *like.shape[1:])
+
+    def bound_of(self, generator: Autoencoder, x: Tensor) -> Tensor:
+        """Minus the evidence lower bound, a mean over inputs and pixels."""
+
+        def seen(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            mean, log_variance = generator.encode(x)
+            noise = torch.randn(mean.shape, generator=self.generator("noise")).to(mean)
+            return generator.decode(mean + (0.5 * log_variance).exp() * noise), mean, log_variance
+
+        return Elbo().loss(seen, x, 0) / x[0].numel()
+
+    @torch.no_grad()
+    def outputs_before(self, x: Tensor) -> dict[int | None, Tensor]:
+        """What the network of the tasks before answers: by task, if it takes the task."""
+        assert self.before is not None
+        if self.heads is None and not self.takes_task:
+            return {None: self.before(x)}
+        return {task: self.before(x, task) for task in range(self.current)}
+
+
+class DGR(GenerativeReplay):
+    """Deep generative replay: a generator beside the classifier makes up inputs, the classifier of before labels them.
+
+    The generator, a variational autoencoder, learns from the same two batches with the same weights. It is an ordinary
+    network with an optimiser of its own; α is the classifier's alone.
+
+    References: Shin et al., Continual Learning with Deep Generative Replay, NeurIPS 2017; van de Ven & Tolias, Three
+    scenarios for continual learning, 2019.
+
+    vae: a generator of your own (see `Autoencoder`), to be given again when a learner is loaded.
+    hidden, latent: otherwise one is made of these widths.
+    vae_lr: of its Adam.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("hidden", "latent", "vae_lr")
+    FIXED: ClassVar[tuple[str, ...]] = ("hidden", "latent")
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist": {"hidden": (400, 400), "latent": 100, "vae_lr": 1e-3},
+        "permuted-mnist": {"hidden": (1000, 1000), "latent": 100, "vae_lr": 1e-4},
+    }
+    """Van de Ven & Tolias, 2019: 2,000 and 5,000 steps a task, batches of 128 and as many replayed, the same rates."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, vae: nn.Module | None = None,
+        hidden: Sequence[int] = (400, 400), latent: int = 100, vae_lr: float = 1e-3, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(model, optimizer, **options)
+        self.hidden, self.latent, self.vae_lr = tuple(hidden), latent, vae_lr
+        self.vae = Generator(self.hidden, latent, vae)
+        self.parts["generator"] = self.vae
+        self.vae_before: Autoencoder | None = None
+
+    def begin_task(self) -> None:
+        """Copies of both networks."""
+        super().begin_task()
+        net = self.vae.net
+        self.vae_before = None if net is None or not self.current else cast(Autoencoder, deepcopy(net).eval())
+        self.vae_optimizer: Optimizer | None = None
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """The copies have done their work."""
+        super().end_task(data, validation, progress)
+        self.vae_before = self.vae_optimizer = None
+
+    def rehearse(self) -> list[Rehearsal] | None:
+        """Inputs that are made up, with the labels that the classifier of before gives them."""
+        shown = self.shown()
+        self.vae.fit_to(shown, self.generator("generator"))
+        if self.vae_before is None:
+            return None
+        self.again = x = self.made_up(self.vae_before, shown)
+        share, found = 1 - self.weight_now, self.outputs_before(x)
+        if None not in found:
+            own = {t: self.classification.own(outputs, t) for t, outputs in found.items() if t is not None}
+            return [Rehearsal((x, of_task.argmax(1)), t, share / len(own)) for t, of_task in own.items()]
+        if self.classification.labels == "task":
+            return [Rehearsal((x, found[None].argmax(1)), 0, share)]
+        answer = self.classification.among([found[None]] * self.current)
+        return [Rehearsal((x, answer.label), answer.task, share)]
+
+    def after_step(self) -> None:
+        """A step of the generator."""
+        net = self.vae.net
+        assert net is not None
+        if self.vae_optimizer is None:
+            self.vae_optimizer = torch.optim.Adam(net.parameters(), lr=self.vae_lr)
+        net.train()
+        generator = cast(Autoencoder, net)
+        loss = self.weight_now * self.bound_of(generator, self.shown())
+        if self.again is not None:
+            loss = loss + (1 - self.weight_now) * self.bound_of(generator, self.again)
+        self.vae_optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.vae_optimizer.step()
+
+
+class RtF(GenerativeReplay):
+    """Replay through feedback: the classifier sits on the encoder of the generator, so that one network does both.
+
+        L(batch) = cross-entropy + VAE(x),   L(replayed) = T² H(p_before, p) + VAE(x)
+
+    with VAE minus the evidence lower bound per pixel, and p the class probabilities at temperature T: what is made up
+    is labelled by the probabilities of the network of before, 0 for the classes of the task in hand. The VAE of the
+    current batch is this learner's `penalty`.
+
+    Reference: van de Ven & Tolias, Generative replay with feedback connections as a general strategy for continual
+    learning, 2018.
+
+    model: model(x) gives the logits of classes; with `encode`, `decode` and `latent` (see `Autoencoder`), such as
+        `powerprop.models.replay_vae([784, 400, 400], 10)`.
+    temperature: T.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("temperature",)
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist": {"temperature": 2.0},
+        "permuted-mnist": {"temperature": 2.0},
+    }
+    """Van de Ven & Tolias, 2018: `replay_vae([784, 400, 400], 10)`, Adam with 1e-3, 2,000 steps; on permuted-MNIST 1000
+    units, Adam with 1e-4, 5,000 steps; batches of 128 and as many replayed."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, temperature: float = 2.0, **options: Any
+    ) -> None:
+        check_autoencoder("model", model)
+        super().__init__(model, optimizer, **options)
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        self.temperature = temperature
+
+    def rehearse(self) -> list[Rehearsal] | None:
+        """Inputs that the network of before makes up, with the probabilities that it gives their classes."""
+        shown = self.shown()
+        if self.before is None:
+            return None
+        x = self.made_up(cast(Autoencoder, self.before), shown)
+        found = self.outputs_before(x)
+        share = (1 - self.weight_now) / len(found)
+        return [
+            Rehearsal((x, self._probabilities(outputs)), 0 if task is None else task, share, self._loss_again)
+            for task, outputs in found.items()
+        ]
+
+    def penalty(self) -> Tensor:
+        """The generator's part of the loss of the current batch."""
+        return self.weight_now * self.bound_of(cast(Autoencoder, self.model), self.shown())
+
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        """Among the classes of the tasks before; where the outputs count those of a task, among all of them."""
+        known = torch.ones(outputs.shape[1], dtype=torch.bool, device=outputs.device)
+        if self.classification.labels == "stream":
+            numbers = [number for own in self.classification.classes[: self.current] for number in own or ()]
+            known = torch.zeros_like(known).index_fill_(0, torch.tensor(numbers, device=outputs.device), True)
+        return (outputs / self.temperature).masked_fill(~known, float("-inf")).softmax(1)
+
+    def _loss_again(self, model: Any, batch: tuple[Tensor, Tensor], task: int) -> Tensor:
+        x, probabilities = batch
+        log_p = (model(x) / self.temperature).log_softmax(1)
+        distilled: Tensor = -(probabilities * log_p).sum(1).mean() * self.temperature**2
+        return distilled + self.bound_of(cast(Autoencoder, self.model), x)

@@ -1,0 +1,177 @@
+"""Learning again from a memory of earlier examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from powerprop.continual.combine import verbs_of
+from powerprop.continual.memory import Memory
+from powerprop.continual.now import Rehearsal
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.source import Source, to_device
+from powerprop.continual.strategy import Progress, Strategy
+
+__all__ = ["ER", "JointTraining", "PerfectMemory", "Replay"]
+
+
+class Replay(Strategy):
+    """What methods with an episodic memory share: it is filled when a task ends, from its data in order.
+
+    memory: examples that are kept of all tasks together; None keeps all.
+    rehearsed: examples that are drawn from it for a step; by default `batch_size`.
+    Further arguments are those of `Strategy`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("memory", "rehearsed")
+    FIXED: ClassVar[tuple[str, ...]] = ("memory",)
+    EQUAL: ClassVar[bool] = False
+    """Every task has the same number of examples in the memory; otherwise every example is as likely to be there."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, memory: int | None = 1000,
+        rehearsed: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(model, optimizer, **options)
+        if rehearsed is not None and rehearsed < 1:
+            raise ValueError(f"rehearsed must be at least one example a step, got {rehearsed}")
+        self.memory, self.rehearsed = memory, rehearsed
+        self.examples = Memory(memory, self.EQUAL)
+        self.parts["memory"] = self.examples
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """Some of the task's data goes into the memory."""
+        self.examples.add(data.in_order(), self.current, self.generator("memory"))
+
+    def drawn(self, times: int = 1) -> Tensor:
+        """Rows of the memory at random, as many as a step rehearses."""
+        return self.examples.draw(times * (self.rehearsed or self.batch_size), self.generator("rehearsed"))
+
+    def rehearsals(self, rows: Tensor, share: float) -> list[Rehearsal]:
+        """Examples of the memory as batches, each with its share: one batch, or one for each task where the network or
+        the objective must know it."""
+        tasks = self.examples.tasks[rows]
+        kind: Any = type(self)
+        one_network = self.heads is None and not self.takes_task and verbs_of(kind, "viewing") == (Strategy.viewing,)
+        if one_network and self.objective.mixes_tasks:
+            return [Rehearsal(self.examples.batch(rows), tasks, share)]
+        groups = ((task, rows[tasks == task]) for task in sorted(set(tasks.tolist())))
+        return [Rehearsal(self.examples.batch(own), task, share * len(own) / len(rows)) for task, own in groups]
+
+    def loss_again(self, rows: Tensor) -> Tensor:
+        """The mean loss of some examples of the memory."""
+        losses = []
+        for batch, task, share, _ in self.rehearsals(rows, 1.0):
+            with self.viewing(task if isinstance(task, int) else None) as model:
+                loss: Any = self.objective.loss
+                losses.append(share * loss(model, to_device(batch, self.device), task))
+        return torch.stack(losses).sum()
+
+
+class ER(Replay):
+    """Experience replay: half of every step is learned again from a reservoir of earlier examples.
+
+        L = ½ L(batch) + ½ L(memory batch)
+
+    Every example of the stream is in the memory with the same probability (Vitter, 1985). It is filled when a task
+    ends, so that no example of the task in hand is rehearsed.
+
+    References: Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019; Hsu et al., Re-evaluating
+    Continual Learning Scenarios, 2018 ("naive rehearsal").
+
+    share: of the loss that the memory has.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("share",)
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "split-mnist": {"memory": 4400, "share": 0.5},
+        "permuted-mnist": {"memory": 16000, "share": 0.5},
+    }
+    """Hsu et al., 2018: memories as large as those of the methods that keep a Fisher or a generator; 1,100 and 4,000
+    examples as large as the network. Adam with 1e-3 for 4 epochs (400-400), 1e-4 for 10 epochs (1000-1000)."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, share: float = 0.5, **options: Any
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        if not 0 < share < 1:
+            raise ValueError(f"share must be between 0 and 1, got {share}")
+        self.share = share
+
+    def rehearse(self) -> list[Rehearsal] | None:
+        """A batch of the memory, as soon as there is one."""
+        return self.rehearsals(self.drawn(), self.share) if len(self.examples) else None
+
+
+class PerfectMemory(Replay):
+    """Keep all data of all tasks and go on learning from all of it: what a memory without limits is worth.
+
+        L = 1/t L(batch) + (1 - 1/t) L(memory batch)   in the t-th task
+
+    All tasks count alike; the network goes on from task to task.
+
+    Reference: Wołczyk et al., Continual World, NeurIPS 2021.
+    """
+
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
+        if options.setdefault("memory", None) is not None:
+            raise ValueError(f"{type(self).__name__} keeps everything, got memory={options['memory']}; see ER")
+        super().__init__(model, optimizer, **options)
+
+    def rehearse(self) -> list[Rehearsal] | None:
+        """A batch of everything before the task in hand."""
+        return self.rehearsals(self.drawn(), self.current / (self.current + 1)) if self.current else None
+
+
+class JointTraining(PerfectMemory):
+    """The upper bound: a network that learns the tasks so far all at once.
+
+    Every task starts from the first weights again, and a step takes as many examples of every earlier task as there are
+    in the current batch. Nothing of the order of tasks is left after it. A step in the t-th task costs t times as much.
+
+    rehearsed: examples of each earlier task for a step.
+    """
+
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {"split-mnist": {}, "permuted-mnist": {}}
+    """Hsu et al., 2018 ("offline"): Adam with 1e-3 for 4 epochs (400-400), 1e-4 for 10 epochs (1000-1000)."""
+
+    def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
+        super().__init__(model, optimizer, **options)
+        self.first = FirstWeights(model)
+        self.parts["first weights"] = self.first
+
+    def begin_task(self) -> None:
+        """Forget everything but the data."""
+        self.first.put_back()
+
+    def rehearse(self) -> list[Rehearsal] | None:
+        """As many examples of the memory as if each of its tasks had a batch."""
+        return self.rehearsals(self.drawn(self.current), self.current / (self.current + 1)) if self.current else None
+
+
+class FirstWeights:
+    """The weights that a network began with; those of heads that are added later too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.weights: dict[str, Tensor] = {}
+
+    def put_back(self) -> None:
+        """The network as it began."""
+        now = self.model.state_dict()
+        self.weights |= {name: tensor.detach().clone() for name, tensor in now.items() if name not in self.weights}
+        self.model.load_state_dict(self.weights)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights."""
+        return dict(self.weights), {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """What `state` gave."""
+        self.weights = dict(tensors)
