@@ -13,6 +13,7 @@ from powerprop.continual.distill import LwF
 from powerprop.continual.fisher import diagonal_fisher
 from powerprop.continual.gem import AGEM, GEM
 from powerprop.continual.generative import DGR, RtF
+from powerprop.continual.hat import HAT
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.memory import Memory
 from powerprop.continual.metrics import Accuracies, accuracy_on
@@ -25,6 +26,7 @@ from powerprop.continual.packing.packnet import PackNet
 from powerprop.continual.packing.search import GRID, sparsest
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.taskmasks import TaskMasks
+from powerprop.continual.project import GPM, OWM
 from powerprop.continual.registry import STRATEGIES, load_learner
 from powerprop.continual.regularise import EWC, MAS, SI, Laplace
 from powerprop.continual.replay import ER, JointTraining, PerfectMemory
@@ -39,9 +41,12 @@ __all__ = [
     "ER",
     "EWC",
     "GEM",
+    "GPM",
     "GRID",
+    "HAT",
     "INFERENCES",
     "MAS",
+    "OWM",
     "SCENARIOS",
     "SI",
     "STRATEGIES",

@@ -14,10 +14,12 @@ from powerprop.continual import saving
 from powerprop.continual.distill import LwF
 from powerprop.continual.gem import AGEM, GEM
 from powerprop.continual.generative import DGR, RtF
+from powerprop.continual.hat import HAT
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.efficient import EfficientPackNet
 from powerprop.continual.packing.packnet import PackNet
+from powerprop.continual.project import GPM, OWM
 from powerprop.continual.regularise import EWC, MAS, SI, Laplace
 from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.strategy import Naive, Strategy
@@ -42,6 +44,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "JointTraining": JointTraining,
     "PerfectMemory": PerfectMemory,
     "RtF": RtF,
+    "GPM": GPM,
+    "HAT": HAT,
+    "OWM": OWM,
 }
 """Adding a method adds a row here."""
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from powerprop.absorb import masked
+from powerprop.continual.holding import Holder
 from powerprop.continual.objective import Model
 from powerprop.continual.packing.signature import Signatures
 from powerprop.continual.packing.taskmasks import TaskMasks
@@ -60,7 +60,7 @@ class Subnetworks:
         self._theta: Weights = {}
         self._shown: OrderedDict[int, Weights] = OrderedDict()
         self._seen: tuple[tuple[int, int], ...] = ()
-        self._asleep: list[RemovableHandle] = []
+        self._holder = Holder(model, optimizer, head_of)
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -77,23 +77,7 @@ class Subnetworks:
         free = self.masks.free()
         self._draw({n: free[n] & ~m.theta().isfinite() for n, m in self.masters.items()}, generator)
         self.optimizer.set_masks(visible, free if self.masks.tasks else None)
-        self._freeze(learning=self.masks.tasks)
-
-    def _freeze(self, learning: int | None) -> None:
-        """Hold everything that is no shared weight, but for the head of a task that is being learned.
-
-        Running statistics are used, not taken, also where the caller's loop puts the model into training mode.
-        """
-        for handle in self._asleep:
-            handle.remove()
-
-        def held(name: str) -> bool:
-            return learning != 0 and (self.head_of(name) is None or self.head_of(name) != learning)
-
-        parameters = [p for n, p in self.model.named_parameters() if n not in self.masters and held(n)]
-        self.optimizer.freeze(parameters, [b for n, b in self.model.named_buffers() if held(n)])
-        normed = {n: m for n, m in self.model.named_modules() if getattr(m, "running_mean", None) is not None}
-        self._asleep = [m.register_forward_pre_hook(_stay_in_evaluation) for n, m in normed.items() if held(f"{n}.")]
+        self._holder.hold(self.masters, learning=self.masks.tasks)
 
     def restrict(self, masks: Masks) -> None:
         """Only these weights are used, and those of them that no task has packed are trained."""
@@ -161,7 +145,7 @@ class Subnetworks:
         self._follow()
         nothing = Masks({n: torch.zeros_like(m.param, dtype=torch.bool) for n, m in self.masters.items()})
         self.optimizer.set_masks(self.masks.mask(task), nothing)
-        self._freeze(learning=None)
+        self._holder.hold(self.masters, learning=None)
         self.model.eval()
 
     def _follow(self) -> None:
@@ -228,7 +212,3 @@ class Subnetworks:
         self.masks.load_state(tensors, data, self._strength())
         if self.masks.tasks:
             self.show(self.masks.tasks - 1)
-
-
-def _stay_in_evaluation(module: nn.Module, _: Any) -> None:
-    module.eval()

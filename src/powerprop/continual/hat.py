@@ -1,0 +1,238 @@
+"""HAT: every task has gates of its own between the layers; what passes through them is never changed again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from powerprop.continual.gates import Gates, put_gates
+from powerprop.continual.holding import Holder
+from powerprop.continual.layers import own_layers
+from powerprop.continual.objective import Model
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.reach import units_seen
+from powerprop.continual.source import Source
+from powerprop.continual.strategy import Progress, Strategy
+from powerprop.entries import count
+from powerprop.master import Master
+
+__all__ = ["HAT"]
+
+LARGEST = 6.0
+"""Embeddings are kept within ±6, where the gradient of a sigmoid has not vanished."""
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Anneal(torch.autograd.Function):
+    """σ(s·e), with the gradient s_max·σ'(e) in the place of s·σ'(s·e).
+
+    That is the compensation of the paper, s_max/s · (cosh(s·e) + 1)/(cosh(e) + 1) times the gradient, simplified: no
+    cosh overflows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, e: Tensor, s: float, s_max: float) -> Tensor:
+        ctx.save_for_backward(e)
+        ctx.s_max = s_max
+        return torch.sigmoid(s * e)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        plain = torch.sigmoid(ctx.saved_tensors[0])
+        return grads[0] * ctx.s_max * plain * (1 - plain), None, None
+
+
+class HAT(Strategy):
+    """Hard attention to the task (Serrà et al. 2018): gates a^t = σ(s·e^t) on the inputs of every layer but the first.
+
+        h_l ← a_l^t ⊙ h_l,    s = 1/s_max + (s_max - 1/s_max)·(progress of the period)
+        L + λ Σ a^t (1 - a^{<t}) / Σ (1 - a^{<t})
+        trainable: 1 - min(a_out^{<t}, a_in^{<t})
+
+    When a task ends its gates become exactly 0 or 1 (e > 0). A weight between a unit that an earlier task looks at and
+    an input that it lets in is held by the optimiser from then on, and so is the bias of such a unit: earlier tasks
+    answer as before, to the bit. Norms and layers that have no gates are trained with the first task only, and every
+    head with its own.
+
+    The embeddings e are parameters of the learner, a group of the optimiser without decay; only the gates are kept.
+
+    s_max: how hard gates get; the larger, the less changes when they become hard.
+    strength: λ, the price of units that no earlier task uses.
+    periods: how many times s goes from 1/s_max to s_max within a task; in the paper once in every epoch.
+    gate_lr: learning rate of the embeddings; by default that of the optimiser's first group.
+    inputs: the layers that see the inputs of the network, which have no gates; by default the first.
+    Further arguments are those of `Strategy`. With `clip`, the gradients of the embeddings count, which are large.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("s_max", "strength", "periods", "gate_lr", "inputs")
+    FIXED: ClassVar[tuple[str, ...]] = ("inputs",)
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "eight data sets": {"s_max": 400, "strength": 0.75, "optimizer": "SGD", "lr": 0.05, "batch_size": 64},
+        "permuted-mnist": {"s_max": 400, "strength": 0.75, "optimizer": "SGD", "lr": 0.05, "batch_size": 64},
+        "split-mnist": {"s_max": 400, "strength": 0.75, "optimizer": "SGD", "lr": 0.05, "batch_size": 64},
+    }
+    """Serrà et al. 2018, sections 3 and 4 and their code: one setting for all of their benchmarks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory | Optimizer,
+        *,
+        s_max: float = 400.0,
+        strength: float = 0.75,
+        periods: int = 1,
+        gate_lr: float | None = None,
+        inputs: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        for name, number, least in (("s_max", s_max, 1), ("strength", strength, 0), ("periods", periods, 1)):
+            if not number >= least:
+                raise ValueError(f"{name} must be at least {least}, got {number}")
+        if gate_lr is not None and not gate_lr > 0:
+            raise ValueError(f"gate_lr must be positive, got {gate_lr}")
+        super().__init__(model, optimizer, **options)
+        self.s_max, self.strength, self.periods, self.gate_lr = s_max, strength, periods, gate_lr
+        self.layers = self._layers(None)
+        if not self.layers:
+            raise ValueError("the model has no linear or convolutional layer of one group to put gates on")
+        self.inputs = list(self.layers)[:1] if inputs is None else list(inputs)
+        if unknown := set(self.inputs) - set(self.layers):
+            raise ValueError(f"inputs must be among the layers {', '.join(self.layers)}, got {sorted(unknown)}")
+        self.gates = Gates()
+        self.parts["gates"] = self.gates
+        self.embeddings: dict[str, nn.Parameter] = {}
+        self._holder = Holder(model, self.optimizer, self.head_of)
+        self._handles: list[RemovableHandle] = []
+        for name, parameter in self._protected().items():  # the optimiser holds single entries of what has a master
+            self.optimizer.masters.setdefault(name, Master(name, parameter, 1.0))
+
+    def _layers(self, task: int | None) -> dict[str, nn.Module]:
+        """The layers that all tasks share (None), or those of a task's head."""
+        return {n: m for n, m in own_layers(self.model, LAYERS).items() if self.head_of(f"{n}.") == task}
+
+    def _protected(self) -> dict[str, nn.Parameter]:
+        """Weights and biases of the shared layers by name."""
+        both = [(f"{n}.{kind}", getattr(m, kind)) for n, m in self.layers.items() for kind in ("weight", "bias")]
+        return {name: parameter for name, parameter in both if parameter is not None}
+
+    # --- the verbs of a strategy --------------------------------------------------------------------------------
+
+    def begin_task(self) -> None:
+        """New embeddings, gates in the model; what earlier tasks use is held."""
+        self._s()  # an error before anything has changed, if the number of steps is not known
+        self._protect(self.current)
+        self._draw_embeddings()
+        self._put_on(self.current, self._annealed)
+
+    def penalty(self) -> Tensor:
+        """λ Σ a(1 - a^{<t}) / Σ (1 - a^{<t}): how many new units the task takes."""
+        new = {key: ~self.gates.used(key, e) for key, e in self._own().items()}
+        taken = torch.stack([(self._annealed(key) * free).sum() for key, free in new.items()]).sum()
+        return self.strength * taken / max(1, sum(count(free) for free in new.values()))
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """|e| ≤ 6."""
+        for e in self.embeddings.values():
+            e.clamp_(-LARGEST, LARGEST)
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """The gates become hard, and everything that is seen through them is protected."""
+        x = self.objective.inputs(next(data.in_order()))[:1]
+        opened = {key: e.detach() > 0 for key, e in self._own().items()}
+        self._take_off()
+        gates = {name: opened[key] for name, key in self._keys(self.current).items()}
+        layers = self.layers | self._layers(self.current)
+        seen = units_seen(self.bound(self.current), x, layers, gates)
+        if closed := [key for key, gate in opened.items() if not gate.any()]:
+            text = f"{self.name}: all gates of {', '.join(closed)} are closed: nothing passes through the sub-network"
+            warnings.warn(f"{text}; a smaller strength or more steps would help", stacklevel=2)
+        self.gates.add(opened, {name: seen[name] for name in self.layers})
+        self._protect(None)
+
+    @contextmanager
+    def viewing(self, task: int | None) -> Iterator[Model]:
+        """The network with the gates of a task; the one being learned has them in the model already."""
+        if self.now is not None and task == self.now.task:
+            yield self.bound(task)
+            return
+        gates = {key: gate.to(self.device) for key, gate in self.gates.of(task).items()}
+        self.optimizer.frozen.restore()  # forward passes in training mode may have moved statistics
+        self._put_on(task, gates.__getitem__)
+        try:
+            yield self.bound(task)
+        finally:
+            self._take_off()
+            if self.now is not None:
+                self._put_on(self.now.task, self._annealed)
+
+    def give_up(self) -> None:
+        """Leave the task in hand; its gates leave the model."""
+        self._take_off()
+        super().give_up()
+
+    # --- gates --------------------------------------------------------------------------------------------------
+
+    def _keys(self, task: int | None) -> dict[str, str]:
+        """The layers with gates on their inputs, and the names of these: all heads share theirs."""
+        own = {name: name.replace(f"{self.heads}.{task}", f"{self.heads}.*", 1) for name in self._layers(task)}
+        return {name: name for name in self.layers if name not in self.inputs} | (own if self.heads else {})
+
+    def _put_on(self, task: int | None, gate: Callable[[str], Tensor]) -> None:
+        self._take_off()
+        keys = self._keys(task)
+        layers = {name: self.model.get_submodule(name) for name in keys}
+        self._handles = put_gates(layers, lambda name: gate(keys[name]))
+
+    def _take_off(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _own(self) -> dict[str, nn.Parameter]:
+        """The embeddings of the task in hand."""
+        return {key: self.embeddings[key] for key in self._keys(self.current).values()}
+
+    def _s(self) -> float:
+        """Where s is between 1/s_max and s_max; the last step of a period has s_max."""
+        now = self._open("HAT")
+        now.done  # noqa: B018  an error if the number of steps is not known
+        length = (now.steps or 1) / self.periods
+        done = min(1.0, now.step % length / max(1.0, length - 1))
+        return 1 / self.s_max + (self.s_max - 1 / self.s_max) * done
+
+    def _annealed(self, key: str) -> Tensor:
+        gate: Tensor = Anneal.apply(self.embeddings[key], self._s(), self.s_max)  # type: ignore[no-untyped-call]
+        return gate
+
+    def _draw_embeddings(self) -> None:
+        """e ~ N(0, 1), in parameters of the same group for every task."""
+        new = []
+        for name, key in self._keys(self.current).items():
+            weight: Tensor = self.model.get_submodule(name).weight  # type: ignore[assignment]
+            e = torch.randn(weight.shape[1], generator=self.generator("gates")).to(weight)
+            if key not in self.embeddings or self.embeddings[key].shape != e.shape:
+                self.embeddings[key] = nn.Parameter(e)
+                new.append(self.embeddings[key])
+            self.embeddings[key].detach().copy_(e)
+        if new:
+            rate = self.gate_lr or self._rates[0]
+            decay = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
+            self.optimizer.add_param_group({"params": new, "lr": rate, **decay})
+            self._rates.append(rate)
+
+    def _protect(self, learning: int | None) -> None:
+        """Hold what earlier tasks depend on, in the optimiser."""
+        protected = self._protected()
+        masks = (
+            {n: self.gates.free(n.rpartition(".")[0], p) for n, p in protected.items()} if self.gates.tasks else None
+        )
+        self.optimizer.set_masks(None, masks)
+        self._holder.hold(protected, learning)

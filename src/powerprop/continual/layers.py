@@ -1,0 +1,55 @@
+"""The layers of a model whose weights are their own, and what goes into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["channels", "inputs_noted", "own_layers", "patches"]
+
+
+def own_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+    """The trainable layers of these kinds by name, without grouped ones and those that share their weight."""
+    named = dict(model.named_parameters())
+    weights = [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
+    found = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and getattr(m, "groups", 1) == 1}
+    own = {n: m for n, m in found.items() if f"{n}.weight" in named and weights.count(id(m.weight)) == 1}
+    return {n: m for n, m in own.items() if named[f"{n}.weight"].requires_grad}
+
+
+def channels(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """Inputs or outputs of a linear or convolutional layer as (rows, places, units)."""
+    if isinstance(layer, nn.Linear):
+        return tensor.reshape(len(tensor), -1, tensor.shape[-1])
+    return tensor.flatten(2).transpose(1, 2)
+
+
+def patches(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
+    """The inputs of a layer as (rows, places, entries): what each row of its weight is multiplied with, and a 1 for
+    the bias if it has one."""
+    if isinstance(layer, nn.Conv2d):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        padded = F.pad(x, layer._reversed_padding_repeated_twice, mode)
+        found = F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
+    else:
+        found = channels(layer, x)
+    return found if layer.bias is None else torch.cat([found, torch.ones_like(found[..., :1])], -1)
+
+
+@contextmanager
+def inputs_noted(layers: Mapping[str, nn.Module], note: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Inside, every forward pass tells note(name, inputs) of each of these layers."""
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda layer, inputs: note(name, inputs[0].detach())
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

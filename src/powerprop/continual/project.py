@@ -1,0 +1,296 @@
+"""GPM and OWM: a new task moves weights only in directions that the inputs of earlier tasks do not have."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from powerprop.continual.holding import Holder
+from powerprop.continual.layers import inputs_noted, own_layers, patches
+from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.source import Source
+from powerprop.continual.strategy import Progress, Strategy
+from powerprop.optim import Powerprop
+
+__all__ = ["GPM", "OWM", "Projection"]
+
+PART = 256
+"""Inputs that go through the network at a time."""
+
+
+class Directions:
+    """One matrix for every layer: a basis of what to keep (GPM), or a projector onto the rest (OWM)."""
+
+    def __init__(self) -> None:
+        self.matrix: dict[str, Tensor] = {}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return dict(self.matrix), {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        self.matrix = {name: matrix.clone() for name, matrix in tensors.items()}
+
+
+class Projection(Strategy):
+    """What GPM and OWM share: steps of the linear and convolutional layers that all tasks share are projected.
+
+        ΔW ← ΔW P,    P x ≈ 0 for the inputs x that the layer had in earlier tasks, so that (W + ΔW) x ≈ W x
+
+    What is projected is the step that the optimiser takes, not only the gradient, so that momentum, decay and the
+    scaling of Adam leave no trace in the directions to be kept; for SGD it is the same. That happens in the optimiser,
+    whatever loop calls its `step`. A bias is the weight of an input that is always 1, and is projected with the others.
+    Everything else (norms, embeddings, grouped and other layers) is trained with the first task only, every head with
+    its own.
+
+    α > 1 is refused: it multiplies each entry of a step by its own slope, which leads out of any subspace.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
+        refuse_alpha(type(self), optimizer, options.get("alpha"), "a projected step does not stay in its subspace")
+        super().__init__(model, optimizer, **options)
+        kinds = own_layers(model, (nn.Linear, nn.Conv2d))
+        self.layers: dict[str, Any] = {n: m for n, m in kinds.items() if self.head_of(f"{n}.") is None}
+        if not self.layers:
+            raise ValueError("the model has no linear or two-dimensional convolutional layer that tasks share")
+        self.directions = Directions()
+        self.parts["directions"] = self.directions
+        self._holder = Holder(model, self.optimizer, self.head_of)
+        self._before: dict[str, Tensor] = {}
+        self.optimizer.register_step_pre_hook(self._remember_weights)
+        self.optimizer.register_step_post_hook(self._project_step)
+
+    @abstractmethod
+    def project(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of a layer's weight, with the bias as a last entry, in the directions that may be changed."""
+
+    @abstractmethod
+    def learn_directions(self, data: Source) -> None:
+        """Add the inputs that layers have in the task in hand to what is kept."""
+
+    def begin_task(self) -> None:
+        """Layers move in free directions, everything else stays; in the first task all is free."""
+        self._holder.hold(self._projected(), self.current)
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """What the layers see now is kept from now on."""
+        with torch.no_grad():
+            self.learn_directions(data)
+        self._holder.hold(self._projected(), None)
+
+    def _projected(self) -> set[str]:
+        return {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
+
+    def _remember_weights(self, *_: Any) -> None:
+        known = [name for name in self.layers if name in self.directions.matrix]
+        self._before = {name: joined(self.layers[name]) for name in known}
+
+    @torch.no_grad()
+    def _project_step(self, *_: Any) -> None:
+        for name, before in self._before.items():
+            layer = self.layers[name]
+            put(layer, before + self.project(name, joined(layer) - before))
+        self._before = {}
+
+    def _matrix(self, name: str, like: Tensor) -> Tensor:
+        """The matrix of a layer where the layer is."""
+        self.directions.matrix[name] = self.directions.matrix[name].to(like.device)
+        return self.directions.matrix[name].to(like.dtype)
+
+    def _noting(self, x: Tensor) -> dict[str, Tensor]:
+        """What goes into each layer in one pass, as (rows, places, entries); a layer called twice has more places."""
+        noted: dict[str, list[Tensor]] = {}
+        with inputs_noted(self.layers, lambda name, found: noted.setdefault(name, []).append(found)):
+            self.bound(self.current)(x.to(self.device))
+        return {n: torch.cat([patches(self.layers[n], each) for each in found], 1) for n, found in noted.items()}
+
+
+class GPM(Projection):
+    """Gradient projection memory (Saha et al. 2021): a basis U of what layers see, grown task by task.
+
+        R = inputs of a layer,    ‖R̂_k‖² + ‖UUᵀR‖² ≥ ε‖R‖²,    g ← g - gUUᵀ
+
+    After a task the leading left singular vectors of R - UUᵀR join U: as few as hold a share ε of the squared length
+    of all inputs. They are found from RRᵀ, so that no R is kept.
+
+    threshold: ε of the first task, for all layers or by name.
+    growth: what is added to ε with every task.
+    samples: so many inputs of a task, evenly spaced, stand for all of them; fewer than twice as many are taken.
+    Further arguments are those of `Strategy`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("threshold", "growth", "samples")
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "permuted-mnist": {
+            "threshold": {"fc1": 0.95, "fc2": 0.99, "fc3": 0.99}, "growth": 0.0, "samples": 300, "optimizer": "SGD",
+            "lr": 0.01, "batch_size": 10, "epochs": 5,
+        },
+        "split-cifar100": {
+            "threshold": 0.97, "growth": 0.003, "samples": 125, "optimizer": "SGD", "lr": 0.01, "batch_size": 64,
+            "epochs": 200,
+        },
+    }  # fmt: skip
+    """Saha et al. 2021, appendix, and their code: 784-100-100-10 without biases, and AlexNet with a head per task."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory | Optimizer,
+        *,
+        threshold: float | Mapping[str, float] = 0.97,
+        growth: float = 0.003,
+        samples: int = 300,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        self.threshold = dict(threshold) if isinstance(threshold, Mapping) else threshold
+        self.growth, self.samples = growth, samples
+        if samples < 1:
+            raise ValueError(f"samples must be at least 1, got {samples}")
+        if growth < 0:
+            raise ValueError(f"growth must not be negative, got {growth}")
+        for name in self.layers:
+            if not 0 < (share := self._share(name)) <= 1:
+                raise ValueError(f"threshold must be in (0, 1], got {share} for {name!r}")
+
+    def _share(self, name: str) -> float:
+        """ε of a layer in the task in hand."""
+        if not isinstance(self.threshold, dict):
+            return self.threshold + self.growth * self.current
+        if name not in self.threshold:
+            raise ValueError(f"threshold has no number for the layer {name!r}, only for {', '.join(self.threshold)}")
+        return self.threshold[name] + self.growth * self.current
+
+    def project(self, name: str, rows: Tensor) -> Tensor:
+        """g - gUUᵀ."""
+        basis = self._matrix(name, rows)
+        return rows - rows @ basis @ basis.T
+
+    def after_backward(self) -> None:
+        """The gradient is projected too, lest an optimiser scale its steps by directions that they cannot take."""
+        for name, layer in self.layers.items():
+            if name in self.directions.matrix and layer.weight.grad is not None:
+                put(layer, self.project(name, joined(layer, gradient=True)), gradient=True)
+
+    def learn_directions(self, data: Source) -> None:
+        """Gram matrices of all layers in one pass over some of the data, then the new directions of each."""
+        gram: dict[str, Tensor] = {}
+        for x in torch.split(data.some(self.objective.inputs, self.samples), PART):
+            for name, found in self._noting(x).items():
+                seen = found.flatten(0, 1).double()
+                gram[name] = gram.get(name, 0.0) + seen.T @ seen
+        for name, each in gram.items():
+            basis = self.directions.matrix.get(name, each.new_zeros(len(each), 0)).to(each)
+            self.directions.matrix[name] = grown(basis, each, min(1.0, self._share(name))).float().contiguous()
+
+
+class OWM(Projection):
+    """Orthogonal weights modification (Zeng et al. 2019): a projector for every layer, by recursive least squares.
+
+        k = P x̄,    P ← P - k kᵀ / (α_i + x̄ᵀ k),    ΔW ← ΔW P,    α_i = α_0 λ^(i/n)
+
+    When a task ends, x̄ goes through the means of its n batches, of each place of an image by itself; all together
+    P = I - A(AᵀA + αI)⁻¹Aᵀ if A has them as columns and α stays.
+
+    ridge: α_0, how little one mean counts.
+    decay: λ, by which α falls in the course of a task's batches.
+    Further arguments are those of `Strategy`; `batch_size` is also that of the means.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("ridge", "decay")
+    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
+        "disjoint-mnist": {
+            "ridge": 0.9, "decay": 0.001, "optimizer": "SGD", "lr": 0.2, "batch_size": 40, "epochs": 20,
+        },
+    }  # fmt: skip
+    """Zeng et al. 2019, their code for ten tasks of one digit each: 784-800-10; the output layer has 0.6 for good."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory | Optimizer,
+        *,
+        ridge: float = 0.9,
+        decay: float = 0.001,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        if not ridge > 0:
+            raise ValueError(f"ridge must be positive, got {ridge}")
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay must be in (0, 1], got {decay}")
+        self.ridge, self.decay = ridge, decay
+
+    def project(self, name: str, rows: Tensor) -> Tensor:
+        """ΔW P."""
+        return rows @ self._matrix(name, rows)
+
+    def learn_directions(self, data: Source) -> None:
+        """The means of all batches, then the recursion of each layer."""
+        means: dict[str, list[Tensor]] = {}
+        for x in self._batches(data):
+            for name, found in self._noting(x).items():
+                means.setdefault(name, []).append(found.double().mean(0))
+        for name, columns in means.items():
+            size = columns[0].shape[-1]
+            P = self.directions.matrix.get(name, torch.eye(size)).to(columns[0])
+            for i, mean in enumerate(columns):
+                P = without(P, mean, self.ridge * self.decay ** (i / len(columns)))
+            self.directions.matrix[name] = P.float().contiguous()
+
+    def _batches(self, data: Source) -> Iterator[Tensor]:
+        """Inputs in order, in batches of the size that is trained with."""
+        inputs = (self.objective.inputs(batch) for batch in data.in_order())
+        return chain.from_iterable(torch.split(x, self.batch_size) for x in inputs)
+
+
+def refuse_alpha(
+    kind: type, optimizer: OptimizerFactory | Optimizer, alpha: float | None, reason: str
+) -> None:  # fmt: skip
+    """An error for α > 1, before anything is made."""
+    masters = optimizer.masters.values() if isinstance(optimizer, Powerprop) else ()
+    largest = max([alpha or 1.0, *(master.alpha for master in masters)])
+    if largest > 1:
+        raise ValueError(f"{kind.__name__} needs alpha = 1, got alpha = {largest:g}: {reason}")
+
+
+def grown(basis: Tensor, gram: Tensor, share: float) -> Tensor:
+    """An orthonormal basis with as many of the leading eigenvectors of what it misses of RRᵀ as hold a share of it."""
+    rest = torch.eye(len(gram)).to(gram) - basis @ basis.T
+    values, vectors = torch.linalg.eigh(rest @ gram @ rest)
+    values, total = values.flip(0).clamp(min=0), gram.trace()
+    held = total - values.sum() + torch.cat([values.new_zeros(1), values.cumsum(0)])
+    count = min(int((held < share * total).sum()), len(gram) - basis.shape[1])
+    both = torch.cat([basis, vectors.flip(1)[:, :count]], 1)
+    orthonormal: Tensor = torch.linalg.qr(both).Q
+    return orthonormal if count else basis
+
+
+def without(P: Tensor, means: Tensor, ridge: float) -> Tensor:
+    """P - K(αI + RᵀK)⁻¹Kᵀ, K = PR: the recursion for the rows of `means` (the columns of R) at once."""
+    K = P @ means.T
+    inner = ridge * torch.eye(len(means)).to(P) + means @ K
+    return P - K @ torch.linalg.solve(inner, K.T)
+
+
+def joined(layer: nn.Linear | nn.Conv2d, gradient: bool = False) -> Tensor:
+    """A layer's weight, one row for each output, with the bias as a last entry; or its gradient."""
+    parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+    tensors = [p.grad if gradient else p.detach() for p in parameters]
+    return torch.cat([t.reshape(len(layer.weight), -1) for t in tensors if t is not None], 1)
+
+
+@torch.no_grad()
+def put(layer: nn.Linear | nn.Conv2d, rows: Tensor, gradient: bool = False) -> None:
+    """The opposite of `joined`."""
+    weight, bias = (p.grad if gradient and p is not None else p for p in (layer.weight, layer.bias))
+    assert weight is not None
+    entries = weight[0].numel()
+    weight.copy_(rows[:, :entries].reshape(weight.shape))
+    if bias is not None:
+        bias.copy_(rows[:, entries])
