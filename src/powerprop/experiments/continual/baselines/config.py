@@ -57,9 +57,7 @@ class Config:
         choices = {"benchmark": PROTOCOLS, "strategy": known, "scenarios": SCENARIOS, "powerprop": STRATEGIES}
         check_settings(self, {"group": 1, "validation": 1}, choices)
         check_positive(self, "epochs", "magnitude")
-        require(
-            self.alpha > 1, f"alpha must be above 1, which every method has without Powerpropagation, got {self.alpha}"
-        )
+        require(self.alpha > 1, f"alpha must be above 1, the power of a method by itself, got {self.alpha}")
         for name in ("strategy", "scenarios", "strengths"):
             values = getattr(self, name)
             require(len(set(values)) == len(values) > 0, f"{name} must be some, each once, got {values}")

@@ -1,7 +1,7 @@
 """The tables of methods: three benchmarks, and Powerpropagation with EWC and Laplace.
 
-`powerprop run split-mnist --strategy all` leads here. The presets `cpu` follow the protocols with fewer epochs where these
-would take hours; the presets `paper` are the protocols.
+`powerprop run split-mnist --strategy all` leads here. The presets `cpu` follow the protocols with fewer epochs where
+these would take hours; the presets `paper` are the protocols.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SPLIT_MNIST = table_experiment(
     Story(
         "Split-MNIST: every method, every scenario",
         'Section 5.3.2, table "Class-incremental learning results", column Split-MNIST.',
-        "Five tasks of two digits, learned one after the other in a network of 784-400-400 units by every method of the "
-        "library. Task-incremental: a head for each task, and the task is given. Domain-incremental: first or second digit "
-        "of the task, which is not given. Class-incremental: which of ten digits.",
+        "Five tasks of two digits, learned one after the other in a network of 784-400-400 units by every method of "
+        "the library. Task-incremental: a head for each task, and the task is given. Domain-incremental: first or "
+        "second digit of the task, which is not given. Class-incremental: which of ten digits.",
     ),
 )
 PERMUTED_MNIST = table_experiment(
@@ -63,8 +63,8 @@ PERMUTED_MNIST = table_experiment(
     Story(
         "Permuted-MNIST: every method, every scenario",
         'Section 5.3.2, table "Class-incremental learning results", column Permuted-MNIST.',
-        "Ten tasks, each with the pixels in another order, learned one after the other in a network of 784-1000-1000 units. "
-        "Task-incremental: a head for each task, and the task is given. Domain-incremental: which of ten digits. "
+        "Ten tasks, each with the pixels in another order, learned one after the other in a network of 784-1000-1000 "
+        "units. Task-incremental: a head for each task, and the task is given. Domain-incremental: which of ten digits. "
         "Class-incremental: which of a hundred, ten for each order.",
     ),
 )
@@ -106,7 +106,7 @@ POWERPROP_EWC = table_experiment(
     },
     Story(
         "Powerpropagation with EWC and Laplace",
-        'Section 5.2, table "Deep generative models": Powerprop. + EWC and Powerprop. + Laplace improve on EWC and Laplace; '
+        'Section 5.2, table "Deep generative models": Powerprop. + EWC and Powerprop. + Laplace improve on both; '
         "here on task-incremental Permuted-MNIST.",
         "Ten tasks, each with the pixels in another order, a head for each. The strength of the penalty is chosen on "
         "validation data for every row by itself.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from powerprop.continual import Accuracies, Scenario
@@ -130,7 +130,12 @@ def _row(config: Config, m: Measured) -> dict[str, Any]:
     group, seconds = m.together(), m.seconds()
     return {
         "label": m.arm.label, "strategy": m.arm.name, "alpha": m.arm.alpha,
-        "accuracy": {scenario: None if each is None else asdict(each) for scenario, each in values.items()},
-        "together": None if group is None else asdict(group), "memory_bytes": m.most_kept(),
+        "accuracy": {scenario: _plain(each) for scenario, each in values.items()},
+        "together": _plain(group), "memory_bytes": m.most_kept(),
         "seconds": None if seconds is None else seconds.mean, "strengths": m.strengths, "diverged": len(m.diverged),
     }  # fmt: skip
+
+
+def _plain(value: Mean | None) -> dict[str, float | None] | None:
+    """A mean as JSON has it: one run has no deviation."""
+    return value and {"mean": value.mean, "std": value.std if value.n > 1 else None, "n": value.n}

@@ -56,14 +56,14 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
 
 
 BESIDE = (
-    "Every value with its scenario. The paper's table takes its values from the published ones; where it prints that of "
+    "Every value with its scenario. The paper's table takes its values from the published ones; where it prints one of "
     "another scenario under class-incremental learning, it stands in the row of the scenario that it is of. "
-    f"Away: our mean minus the published one, in its standard deviations; more than {FAR:g} is marked with an exclamation "
-    "mark. EfficientPackNet and PackNet infer the task from groups of images here, as in the paper."
+    f"Away: our mean minus the published one, in its standard deviations; more than {FAR:g} has an exclamation mark. "
+    "EfficientPackNet and PackNet infer the task from groups of images here, as in the paper."
 )
 STRENGTHS = (
-    "The strength of a penalty was chosen on validation data among factors of the published one, with the first seed, for "
-    "each power by itself; then all seeds were run with it."
+    "The strength of a penalty was chosen on validation data among factors of the published one, with the first seed, "
+    "for each power by itself; then all seeds were run with it."
 )
 
 

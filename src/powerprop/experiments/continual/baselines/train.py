@@ -143,7 +143,7 @@ def infers(learner: Strategy) -> bool:
     return "group" in signature(learner.predict).parameters
 
 
-def one_by_one(learner: Strategy) -> dict[str, int]:
+def one_by_one(learner: Strategy) -> dict[str, Any]:
     """Arguments of `predict` by which every image is judged by itself, as other methods do."""
     return {"group": 1} if infers(learner) else {}
 
