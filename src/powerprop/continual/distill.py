@@ -84,7 +84,7 @@ class LwF(Strategy):
             return None
         if now.batch is None:
             raise ValueError("LwF looks at the inputs of a step again: say step(loss, batch)")
-        x, now.batch = self.objective.inputs(to_device(now.batch, self.device)), None
+        x = self.objective.inputs(to_device(now.batch, self.device))
         per_head = range(self.current) if self.heads is not None or self.takes_task else [self.current]
         with _running_statistics_kept(self.model):
             terms = [self._term(x, task) for task in per_head]

@@ -110,6 +110,8 @@ class _Plan:
         if self.vectorised:
             try:
                 return self._together(batch, index, measure)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 self.vectorised = False
                 text = f"{type(self.model).__name__} cannot be vectorised, its inputs are gone through one by one"

@@ -196,6 +196,7 @@ class Strategy:
             scaler.update()
         now.step += 1
         self._act("after_step")
+        now.batch = None
         if now.step % HEARD_EVERY == 0:
             self._mean = self._tally.take(now.step)
 

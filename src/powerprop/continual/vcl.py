@@ -174,8 +174,8 @@ class VCL(Strategy):
         return torch.stack(terms).sum() / self.examples if terms else None
 
     def after_step(self) -> None:
-        """The next loss must be of a network drawn anew, of a batch of its own."""
-        self._drawn, self._open("after_step").batch = False, None
+        """The next loss must be of a network drawn anew."""
+        self._drawn = False
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """From now on these weights have a distribution that was learned."""
