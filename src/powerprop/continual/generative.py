@@ -80,14 +80,14 @@ class GenerativeReplay(Strategy):
             return torch.sigmoid(generator.decode(z)).view(count, *like.shape[1:])
 
     def bound_of(self, generator: Autoencoder, x: Tensor) -> Tensor:
-        """Minus the evidence lower bound, a mean over inputs and pixels."""
+        """Minus the evidence lower bound of every input, per pixel."""
 
         def seen(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             mean, log_variance = generator.encode(x)
             noise = torch.randn(mean.shape, generator=self.generator("noise")).to(mean)
             return generator.decode(mean + (0.5 * log_variance).exp() * noise), mean, log_variance
 
-        return Elbo().loss(seen, x, 0) / x[0].numel()
+        return Elbo().unsure(seen, x, None) / x[0].numel()
 
     @torch.no_grad()
     def outputs_before(self, x: Tensor) -> dict[int | None, Tensor]:
@@ -165,10 +165,11 @@ class DGR(GenerativeReplay):
         if self.vae_optimizer is None:
             self.vae_optimizer = torch.optim.Adam(net.parameters(), lr=self.vae_lr)
         net.train()
-        generator = cast(Autoencoder, net)
-        loss = self.weight_now * self.bound_of(generator, self.shown())
-        if self.again is not None:
-            loss = loss + (1 - self.weight_now) * self.bound_of(generator, self.again)
+        shown, again = self.shown(), self.again
+        bounds = self.bound_of(cast(Autoencoder, net), shown if again is None else torch.cat([shown, again]))
+        loss = self.weight_now * bounds[: len(shown)].mean()
+        if again is not None:
+            loss = loss + (1 - self.weight_now) * bounds[len(shown) :].mean()
         self.vae_optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.vae_optimizer.step()
@@ -223,7 +224,7 @@ class RtF(GenerativeReplay):
 
     def penalty(self) -> Tensor:
         """The generator's part of the loss of the current batch."""
-        return self.weight_now * self.bound_of(cast(Autoencoder, self.model), self.shown())
+        return self.weight_now * self.bound_of(cast(Autoencoder, self.model), self.shown()).mean()
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         """Among the classes of the tasks before; where the outputs count those of a task, among all of them."""
@@ -237,4 +238,4 @@ class RtF(GenerativeReplay):
         x, probabilities = batch
         log_p = (model(x) / self.temperature).log_softmax(1)
         distilled: Tensor = -(probabilities * log_p).sum(1).mean() * self.temperature**2
-        return distilled + self.bound_of(cast(Autoencoder, self.model), x)
+        return distilled + self.bound_of(cast(Autoencoder, self.model), x).mean()
