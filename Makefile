@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OUT ?= runs
 
-.PHONY: demo test lint bench results clean
+.PHONY: demo test lint bench chaos fuzz results clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,12 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sparsify.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/infer.py
+
+chaos: $(READY)  ## kills, full disks, damaged files, two processes on one folder: does the same command always go on?
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reliability/chaos.py $(CHAOS)
+
+fuzz: $(READY)  ## 10,000 command lines and files as nobody means them
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reliability/fuzz.py $(FUZZ)
 
 results: $(READY)  ## every experiment at the cpu preset, its figures and tables into docs/results
 	$(BIN)/powerprop results --preset cpu --out $(OUT) --docs docs/results

@@ -34,6 +34,7 @@ from powerprop.continual import (
     Regression,
     RtF,
     Strategy,
+    SupSup,
 )
 from powerprop.models import ReplayVAE
 
@@ -60,25 +61,26 @@ class Row(NamedTuple):
 
 
 STRATEGIES: dict[str, Row] = {
+    "agem": Row(AGEM, {"memory": 40}),
+    "dgr": Row(DGR, {"hidden": (12,), "latent": 3}, ("classification",), batch=True),
     "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+    "er": Row(ER, {"memory": 40}),
     "ewc": Row(EWC, {"strength": 10.0}),
+    "gem": Row(GEM, {"memory": 40}),
+    "gpm": Row(GPM, {"threshold": 0.9}, alphas=(1.0,)),
+    "hat": Row(HAT, {}, masks=True),
+    "joint-training": Row(JointTraining, {}),
     "laplace": Row(Laplace, {"strength": 10.0, "decay": 0.9}),
     "lwf": Row(LwF, {}, objectives=("classification",), batch=True),
     "mas": Row(MAS, {"strength": 0.1}),
-    "gpm": Row(GPM, {"threshold": 0.9}, alphas=(1.0,)),
-    "hat": Row(HAT, {}, masks=True),
     "naive": Row(Naive, {}),
     "owm": Row(OWM, {}, alphas=(1.0,)),
     "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
-    "si": Row(SI, {"strength": 1.0}),
-    "vcl": Row(VCL, {"examples": 4096, "samples": 3}, batch=True),
-    "agem": Row(AGEM, {"memory": 40}),
-    "dgr": Row(DGR, {"hidden": (12,), "latent": 3}, ("classification",), batch=True),
-    "er": Row(ER, {"memory": 40}),
-    "gem": Row(GEM, {"memory": 40}),
-    "joint-training": Row(JointTraining, {}),
     "perfect-memory": Row(PerfectMemory, {}),
     "rtf": Row(RtF, {}, ("classification",), batch=True, model=lambda: ReplayVAE([FEATURES, 16, 16], 3, latent=3)),
+    "si": Row(SI, {"strength": 1.0}),
+    "supsup": Row(SupSup, {}, alphas=(1.0,), masks=True),
+    "vcl": Row(VCL, {"examples": 4096, "samples": 3}, batch=True),
 }
 """Adding a method adds a row here."""
 

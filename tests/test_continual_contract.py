@@ -124,7 +124,9 @@ def test_what_is_out_of_order_is_refused_and_changes_nothing(name: str) -> None:
     before = state(ours)
     with pytest.raises(ValueError, match="expected the task with index 0, got 3"):
         ours.begin(3)
+    assert same_bits(before, state(ours))
     ours.begin(0, steps=20)
+    before = state(ours)
     with pytest.raises(RuntimeError, match=r"still being learned: call end\(\)"):
         ours.begin(1)
     with pytest.raises(RuntimeError, match=r"saved after end\(\)"):

@@ -87,7 +87,12 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     assert "class-incremental" in html
     assert ("half of it" in html) == (name == "split-cifar100")
     for folder in (tmp_path / "jobs").iterdir():
-        assert {path.name for path in folder.iterdir()} == {"learner.safetensors", "result.json"}
+        assert {path.name for path in folder.iterdir()} == {
+            "learner.safetensors",
+            "metrics.jsonl",
+            "job.json",
+            "result.json",
+        }
 
 
 def command(out: Path) -> list[str]:

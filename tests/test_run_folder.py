@@ -23,7 +23,8 @@ from powerprop.experiments import EXPERIMENTS, Experiment
 from powerprop.experiments.harness import folder as run_folder
 from powerprop.experiments.harness import runner
 from powerprop.experiments.harness.experiment import Findings, Job, RunError
-from powerprop.experiments.harness.folder import count_finished, known_jobs, locked, prepare, remove_run
+from powerprop.experiments.harness.folder import known_jobs, locked, prepare
+from powerprop.experiments.harness.resume import progress_of, remove_run
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.harness.versions import changes, merged
 from powerprop.files import FileError
@@ -118,7 +119,10 @@ def test_jobs_of_before_there_were_records(tmp_path: Path) -> None:
         go(out)
 
 
-@pytest.mark.parametrize("content", ["{", "null", "[1]", '"x"', '{"torch": 2}', '{"torch": null}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "null", "[1]", '"x"', '{"torch": 2}', '{"torch": NaN, "checksum": "x"}', '{"torch": "\\ud800"}', "{}"],
+)
 def test_versions_that_were_edited(content: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(out)
@@ -130,6 +134,16 @@ def test_versions_that_were_edited(content: str, tmp_path: Path) -> None:
     (out / "versions.json").unlink()
     go(out)
     assert json.loads((out / "versions.json").read_text())["torch"]
+
+
+def test_versions_of_before_there_were_checksums(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go(out)
+    kept = json.loads((out / "versions.json").read_text())
+    del kept["checksum"]
+    (out / "versions.json").write_text(json.dumps(kept))
+    go(out)
+    assert kept["torch"] in (out / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -221,11 +235,11 @@ def test_versions_side_by_side() -> None:
 
 def test_what_is_already_done(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert count_finished(out, toy(), Settings()) == (0, 2)
+    assert progress_of(out, toy(), Settings()) == (0, 2)
     go(out)
-    assert count_finished(out, toy(), Settings()) == (2, 2)
+    assert progress_of(out, toy(), Settings()) == (2, 2)
     (out / "jobs" / "seed1" / "result.json").unlink()
-    assert count_finished(out, toy(), Settings()) == (1, 2)
+    assert progress_of(out, toy(), Settings()) == (1, 2)
 
 
 def test_more_jobs_than_anybody_can_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +263,7 @@ def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
     (out / "notes.txt").touch()
     with pytest.raises(RunError, match=r"notes\.txt is not of the run in .*; nothing was removed"):
         remove_run(out)
-    assert count_finished(out, toy(), Settings()) == (2, 2)
+    assert progress_of(out, toy(), Settings()) == (2, 2)
     (out / "notes.txt").unlink()
     with locked(out), pytest.raises(RunError, match="in use by another process"):
         remove_run(out)

@@ -7,6 +7,7 @@ the same command is given again, and everything in its folder is compared with t
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,8 @@ class Chaos:
         self.family, self.place, self.tally, self.chance, self.until = family, place, tally, chance, until
         self.whole = place / f"{family}-whole"
         self.count = 0
+        with redirect_stdout(io.StringIO()):  # once in this process: what is imported late, forks need not import again
+            assert main(families.command(family, place / f"{family}-warm")) == 0
         began = time.monotonic()
         ended = self.run(self.whole, Faults(None, record=place / "moments.json"))
         self.seconds = time.monotonic() - began
@@ -191,12 +195,13 @@ class Chaos:
             if self.time_left:
                 yield Moment(stage, kind, self.chance.randint(1, self.moments[stage, kind]))
 
-    def small_disk(self) -> None:
+    def small_disk(self, count: int) -> None:
         """A disk that is really full, at several sizes; then it has room."""
         size = sum(path.stat().st_size for path in self.whole.rglob("*") if path.is_file())
-        for share in (0.02, 0.3, 0.6, 0.9):
+        for number in range(count):
             if not self.time_left:
                 return
+            share = (number + 0.1) / count
             disk = self.fresh()
             disk.mkdir()
             kilobytes = max(24, int(size * share / 1024))
@@ -334,10 +339,8 @@ def snapshot(out: Path) -> dict[str, Any]:
             found[str(path.relative_to(out))] = path.read_bytes()
     for name in found:
         if name.endswith("checkpoint.pt"):
-            try:
+            with suppress(ValueError):  # left damaged beside a finished job
                 found[name] = {k: v for k, v in load_checkpoint(out / name).items() if k != "random"}
-            except ValueError:
-                pass  # left damaged beside a finished job
     return found
 
 
@@ -388,9 +391,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", nargs="+", default=list(families.FAMILIES), choices=list(families.FAMILIES))
     parser.add_argument("--kills", type=int, default=15, help="at random moments, per family")
-    parser.add_argument("--most", type=int, default=1000, help="writes to strike at and files to damage, per family")
+    parser.add_argument("--writes", type=int, default=1000, help="at most so many writes to strike at, per family")
+    parser.add_argument("--damaged", type=int, default=60, help="files to damage, per family")
     parser.add_argument("--processes", type=int, default=6, help="runs with worker processes, per family")
+    parser.add_argument("--disks", type=int, default=4, help="small disks to fill, per family")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing new after this time")
+    memory = Path("/dev/shm")
+    parser.add_argument("--place", type=Path, default=memory if memory.is_dir() else None, help="folder to work in")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -401,18 +408,18 @@ def run_all() -> int:
     torch.set_num_threads(1)
     matplotlib()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="powerprop-chaos-") as folder:
+    with tempfile.TemporaryDirectory(prefix="powerprop-chaos-", dir=asked.place) as folder:
         families.write_pictures(Path(folder) / "data")
         families.install(Path(folder) / "data")
         for number, family in enumerate(asked.families, 1):
             until = began + asked.seconds * number / len(asked.families)
             chaos = Chaos(family, Path(folder), tally, random.Random(f"{asked.seed} {family}"), until)
             chaos.random_kills(asked.kills)
-            chaos.kills_in_writes(asked.most)
-            chaos.full_writes(asked.most)
+            chaos.kills_in_writes(asked.writes)
+            chaos.full_writes(asked.writes)
             chaos.processes(asked.processes)
-            chaos.small_disk()
-            chaos.damaged_files(asked.most)
+            chaos.small_disk(asked.disks)
+            chaos.damaged_files(asked.damaged)
             print(f"{family}: {time.monotonic() - began:.0f} s", flush=True)
     print(f"\n{tally.table()}\n\nseed {asked.seed}, {time.monotonic() - began:.0f} s")
     return 1 if tally.complaints else 0

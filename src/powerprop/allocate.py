@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from numbers import Real
 
 import torch
@@ -37,7 +38,7 @@ def half(sparsity: float) -> float:
 def at_most(limit: float) -> Callable[[float], float]:
     """The asked sparsity, but no more than limit: 0.8 is the rule for ResNet-50's last layer (appendix C)."""
     check_sparsity(limit)
-    return lambda sparsity: min(sparsity, limit)
+    return partial(min, limit)  # unlike a lambda, it can be pickled with its method
 
 
 def kept(count: int, sparsity: float) -> int:

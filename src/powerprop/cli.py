@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from functools import partial, wraps
 from typing import Any
 
 import tyro
-from rich.console import Console
 
 import powerprop
 from powerprop.commands.compare import compare
@@ -22,11 +20,8 @@ from powerprop.commands.output import accept_every_character
 from powerprop.commands.report import report
 from powerprop.commands.run import results, run
 from powerprop.commands.usage import in_one_line
-from powerprop.data import DataCorrupt, DataNotFound
+from powerprop.errors import end_with
 from powerprop.experiments.harness.experiment import RunError
-from powerprop.experiments.harness.runner import JobsFailedError
-from powerprop.files import FileError, cause
-from powerprop.report import MissingMatplotlibError
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_experiments,
@@ -36,32 +31,15 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
 }
 
-OUTPUT = "standard output"
-GOES_ON = "the same command goes on from here"
-INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
-"""What the user can put right: shown as one line."""
-
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 1 if jobs or the machine failed, 2 for bad input, 130 if interrupted."""
+    """Run a command; returns the exit code: 0, or what `end_with` makes of the error."""
     accept_every_character()
     try:
         call(list(sys.argv[1:] if args is None else args))
         sys.stdout.flush()
-    except INPUT_ERRORS as error:
-        return _refuse(2, f"error: {error}")
-    except JobsFailedError as error:
-        return _refuse(1, *failed_lines(error))
-    except BrokenPipeError:
-        return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
-    except OSError as error:
-        return _refuse(1, f"error: {cause(error, OUTPUT)}; {GOES_ON}")
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # so does rich say that the reader has gone
-            return _refuse(1, f"error: {OUTPUT}: its reader has gone; {GOES_ON}")
-        raise
-    except KeyboardInterrupt:
-        return _refuse(130, f"interrupted; {GOES_ON}")
+    except BaseException as error:
+        return end_with(error)
     return 0
 
 
@@ -116,28 +94,3 @@ def _later(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
         return partial(function, *args, **kwargs)
 
     return given
-
-
-def failed_lines(error: JobsFailedError) -> list[str]:
-    """A line for each job that a file or the machine failed, a traceback for each that the program failed, the sum."""
-    failures = error.failures
-    lines = [f"--- {key}\n{failure.traceback}" for key, failure in failures.items() if failure.traceback]
-    lines += [f"error: {key}: {failure.line}" for key, failure in failures.items() if not failure.traceback]
-    if len(failures) > 1 or lines[0].startswith("---"):
-        return [*lines, f"error: {error}"]
-    return [f"{lines[0]}; {GOES_ON}"]
-
-
-def _refuse(code: int, *lines: str) -> int:
-    """Say on stderr why the command ends; output that can no longer be written is given up."""
-    console = Console(stderr=True)
-    with suppress(OSError):
-        for line in lines:
-            console.print(
-                line, style="red" if line.startswith("error: ") else None, markup=False, highlight=False, soft_wrap=True
-            )
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):  # the interpreter would try again when it ends, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code

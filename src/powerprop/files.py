@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+CHECKSUM = "checksum"
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 """The names of the files that `replacing` writes to."""
 
@@ -84,6 +85,26 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not a JSON file: {error}") from None
+
+
+def write_sealed_json(path: str | Path, value: dict[str, Any]) -> None:
+    """Write a dictionary as JSON with a checksum of the rest in it."""
+    write_json(path, {**value, CHECKSUM: sha256(json_bytes(value))})
+
+
+def read_sealed_json(path: str | Path) -> dict[str, Any]:
+    """Read what `write_sealed_json` wrote; a damaged or edited file is an error that names it."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise FileError(f"{path} is damaged or edited: it has {found!r:.40}")
+    value = {name: part for name, part in found.items() if name != CHECKSUM}
+    try:
+        checksum = sha256(json_bytes(value))
+    except ValueError:  # NaN, which we do not write, or half of a surrogate pair
+        checksum = None
+    if checksum is None or found.get(CHECKSUM) != checksum:
+        raise FileError(f"{path} is damaged or edited: it does not have its checksum")
+    return value
 
 
 def sha256(content: bytes) -> str:

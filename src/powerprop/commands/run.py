@@ -15,8 +15,8 @@ from powerprop.commands.output import print_table, say
 from powerprop.experiments import EXPERIMENTS, Experiment
 from powerprop.experiments.harness.docs import write_docs
 from powerprop.experiments.harness.experiment import Findings, RunError
-from powerprop.experiments.harness.folder import count_finished, remove_run
 from powerprop.experiments.harness.parallel import default_workers
+from powerprop.experiments.harness.resume import progress_of, remove_run
 from powerprop.experiments.harness.runner import run as run_experiment
 from powerprop.report.style import matplotlib
 from powerprop.train.distributed import is_main
@@ -76,7 +76,7 @@ def run_one(
     if fresh and is_main():
         remove_run(out)
     if (out / "jobs").is_dir() and is_main():
-        done, known = count_finished(out, experiment, config)
+        done, known = progress_of(out, experiment, config)
         say(console, f"{experiment.name}: {done} of {known} jobs are done")
     return run_experiment(experiment, preset, config, out, workers or default_workers(), console)
 

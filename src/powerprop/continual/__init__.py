@@ -32,6 +32,7 @@ from powerprop.continual.regularise import EWC, MAS, SI, Laplace
 from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Naive, Strategy
+from powerprop.continual.supsup import SupSup
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 from powerprop.continual.vcl import VCL
 
@@ -76,6 +77,7 @@ __all__ = [
     "Stateful",
     "Strategy",
     "Subnetworks",
+    "SupSup",
     "Task",
     "TaskMasks",
     "accuracy_on",

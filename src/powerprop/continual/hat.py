@@ -120,7 +120,7 @@ class HAT(Strategy):
     def _protected(self) -> dict[str, nn.Parameter]:
         """Weights and biases of the shared layers by name."""
         both = [(f"{n}.{kind}", getattr(m, kind)) for n, m in self.layers.items() for kind in ("weight", "bias")]
-        return {name: parameter for name, parameter in both if parameter is not None}
+        return {name.lstrip("."): parameter for name, parameter in both if parameter is not None}
 
     # --- the verbs of a strategy --------------------------------------------------------------------------------
 
@@ -223,10 +223,9 @@ class HAT(Strategy):
                 new.append(self.embeddings[key])
             self.embeddings[key].detach().copy_(e)
         if new:
-            rate = self.gate_lr or self._rates[0]
+            rate = {} if self.gate_lr is None else {"lr": self.gate_lr}
             decay = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
-            self.optimizer.add_param_group({"params": new, "lr": rate, **decay})
-            self._rates.append(rate)
+            self._train_also(new, **rate, **decay)
 
     def _protect(self, learning: int | None) -> None:
         """Hold what earlier tasks depend on, in the optimiser."""

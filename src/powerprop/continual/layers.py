@@ -14,11 +14,10 @@ __all__ = ["channels", "inputs_noted", "own_layers", "patches"]
 
 def own_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
     """The trainable layers of these kinds by name, without grouped ones and those that share their weight."""
-    named = dict(model.named_parameters())
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     weights = [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
     found = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and getattr(m, "groups", 1) == 1}
-    own = {n: m for n, m in found.items() if f"{n}.weight" in named and weights.count(id(m.weight)) == 1}
-    return {n: m for n, m in own.items() if named[f"{n}.weight"].requires_grad}
+    return {n: m for n, m in found.items() if id(m.weight) in trained and weights.count(id(m.weight)) == 1}
 
 
 def channels(layer: nn.Module, tensor: Tensor) -> Tensor:

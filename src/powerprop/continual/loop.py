@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from powerprop.continual.hat import HAT
 from powerprop.continual.metrics import Accuracies, accuracy_on
-from powerprop.continual.packing.base import Packing
+from powerprop.continual.packing.inferring import Inferring
 from powerprop.continual.strategy import Progress, Strategy
 from powerprop.continual.task import Scenario, Task, check_distinct, check_scenario
 
@@ -87,7 +88,7 @@ def _check_rows(rows: Mapping[str, Sequence[Sequence[float]]], learned: int, sce
 
 def _check_future(learner: Strategy, scenarios: Sequence[Scenario]) -> None:
     missing = None if learner.objective.shared_outputs else "classes among the outputs"
-    missing = "sub-network" if isinstance(learner, Packing) else missing
+    missing = "sub-network" if isinstance(learner, (HAT, Inferring)) else missing
     if missing and "task-incremental" in scenarios:
         text = f"a task has no {missing} before it is learned, so that with future=True scenarios must be others than"
         raise ValueError(f"{text} task-incremental, got {', '.join(scenarios)}")

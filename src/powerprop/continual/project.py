@@ -84,7 +84,7 @@ class Projection(Strategy):
         self._holder.hold(self._projected(), None)
 
     def _projected(self) -> set[str]:
-        return {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
+        return {f"{name}.{kind}".lstrip(".") for name in self.layers for kind in ("weight", "bias")}
 
     def _remember_weights(self, *_: Any) -> None:
         known = [name for name in self.layers if name in self.directions.matrix]
@@ -267,15 +267,15 @@ def grown(basis: Tensor, gram: Tensor, share: float) -> Tensor:
     held = total - values.sum() + torch.cat([values.new_zeros(1), values.cumsum(0)])
     count = min(int((held < share * total).sum()), len(gram) - basis.shape[1])
     both = torch.cat([basis, vectors.flip(1)[:, :count]], 1)
-    orthonormal: Tensor = torch.linalg.qr(both).Q
-    return orthonormal if count else basis
+    return torch.linalg.qr(both).Q if count else basis
 
 
 def without(P: Tensor, means: Tensor, ridge: float) -> Tensor:
     """P - K(αI + RᵀK)⁻¹Kᵀ, K = PR: the recursion for the rows of `means` (the columns of R) at once."""
     K = P @ means.T
     inner = ridge * torch.eye(len(means)).to(P) + means @ K
-    return P - K @ torch.linalg.solve(inner, K.T)
+    removed: Tensor = K @ torch.linalg.solve(inner, K.T)
+    return P - removed
 
 
 def joined(layer: nn.Linear | nn.Conv2d, gradient: bool = False) -> Tensor:

@@ -23,30 +23,32 @@ from powerprop.continual.project import GPM, OWM
 from powerprop.continual.regularise import EWC, MAS, SI, Laplace
 from powerprop.continual.replay import ER, JointTraining, PerfectMemory
 from powerprop.continual.strategy import Naive, Strategy
+from powerprop.continual.supsup import SupSup
 from powerprop.continual.vcl import VCL
 
 __all__ = ["STRATEGIES", "load_learner"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    "EWC": EWC,
+    "AGEM": AGEM,
+    "DGR": DGR,
     "EfficientPackNet": EfficientPackNet,
+    "ER": ER,
+    "EWC": EWC,
+    "GEM": GEM,
+    "GPM": GPM,
+    "HAT": HAT,
+    "JointTraining": JointTraining,
     "Laplace": Laplace,
     "LwF": LwF,
     "MAS": MAS,
     "Naive": Naive,
+    "OWM": OWM,
     "PackNet": PackNet,
-    "SI": SI,
-    "VCL": VCL,
-    "AGEM": AGEM,
-    "DGR": DGR,
-    "ER": ER,
-    "GEM": GEM,
-    "JointTraining": JointTraining,
     "PerfectMemory": PerfectMemory,
     "RtF": RtF,
-    "GPM": GPM,
-    "HAT": HAT,
-    "OWM": OWM,
+    "SI": SI,
+    "SupSup": SupSup,
+    "VCL": VCL,
 }
 """Adding a method adds a row here."""
 

@@ -435,7 +435,7 @@ class Strategy:
     def _train_also(self, parameters: list[nn.Parameter], **settings: Any) -> None:
         """Further parameters, of the model or of the method itself, for the optimiser to train."""
         self.optimizer.add_param_group({"params": parameters, "lr": self._rates[0], **settings})
-        self._rates.append(self._rates[0])
+        self._rates.append(settings.get("lr", self._rates[0]))
 
     # --- saving -------------------------------------------------------------------------------------------------
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from powerprop.continual.objective import Model
 from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.packing.infer import check_inference, infer
-from powerprop.continual.packing.signature import SAMPLED
+from powerprop.continual.packing.inferring import Inferring
 from powerprop.continual.packing.subnets import Subnetworks, Weights
 from powerprop.continual.source import Source
-from powerprop.continual.strategy import Progress, Strategy
-from powerprop.continual.task import Prediction
+from powerprop.continual.strategy import Progress
 from powerprop.entries import count
 from powerprop.masks import Masks
 from powerprop.modes import evaluating
@@ -32,7 +27,7 @@ FAR_BELOW = 0.75
 """A task that keeps less than this of its performance has got too small a sub-network."""
 
 
-class Packing(Strategy, ABC):
+class Packing(Inferring, ABC):
     """After training, `choose_masks` picks the weights of the task; they are trained again where no earlier task uses
     them, then protected for good; the weights that no task uses are drawn anew.
 
@@ -119,42 +114,6 @@ class Packing(Strategy, ABC):
         """Prune further while retraining; returns how many of the retraining steps that took."""
         return 0
 
-    @contextmanager
-    def viewing(self, task: int | None) -> Iterator[Model]:
-        """The sub-network of a task that was learned; the one being learned sees the model as it is."""
-        if self.now is not None and task == self.now.task:
-            yield self.bound(task)
-            return
-        if task is None:
-            raise ValueError("the network of a task needs the task; predict(x) finds it out")
-        self.nets.masks.check(task)
-        with self.nets.viewing(self.nets.weights(task), task) as model:
-            yield model
-
-    def predict(
-        self, x: Tensor, task: int | None = None, *, method: str = "shortlist", group: int | None = None,
-        candidates: int = 4, unknown: float | None = None,
-    ) -> Any:  # fmt: skip
-        """The answer for every input, in the task given or in the one inferred.
-
-        method, group, candidates: how the task is inferred, see `infer`.
-        unknown: inputs (groups of them) whose entropy exceeds this fraction of its maximum are of task -1.
-        """
-        self.check_predict_options(method=method, group=group, candidates=candidates, unknown=unknown)
-        self.nets.masks.check(0 if task is None else task)
-        if task is not None or not len(x):
-            return self._in_task(x, task or 0)
-        found = self._in_tasks(x, infer(self.nets, x, self.objective, method, group, candidates))
-        return found if unknown is None else flag_unknown(found, unknown, group)
-
-    def check_predict_options(  # type: ignore[override]
-        self, method: str = "shortlist", group: int | None = None, candidates: int = 4, unknown: float | None = None
-    ) -> None:
-        """Arguments of `predict` that make no sense are an error."""
-        check_inference(method, group, candidates)
-        if unknown is not None and not 0 < unknown <= 1:
-            raise ValueError(f"unknown must be in (0, 1], a fraction of the largest entropy, got {unknown}")
-
     # --- what is packed -----------------------------------------------------------------------------------------
 
     def used(self) -> float:
@@ -172,25 +131,6 @@ class Packing(Strategy, ABC):
         with torch.no_grad(), evaluating(self.model), self.nets.viewing(weights, self.current) as model:
             return self.objective.score(model, validation.in_order(), self.current)
 
-    def _in_task(self, x: Tensor, task: int) -> Any:
-        with self.viewing(task) as model, evaluating(self.model), torch.no_grad():
-            return self.objective.predict(model, x.to(self.device), task)
-
-    def _in_tasks(self, x: Tensor, tasks: Tensor) -> Any:
-        """The answer for every input within its task, in the order of the inputs; one pass for each task."""
-        rows = {t: (tasks == t).nonzero()[:, 0] for t in sorted(set(tasks.tolist()))}
-        found = [self._in_task(x[of_task.to(x.device)], t) for t, of_task in rows.items()]
-        order = torch.cat(list(rows.values())).argsort()
-        if isinstance(found[0], Tensor):
-            return torch.cat(found)[order.to(found[0].device)]
-        return Prediction(*(torch.cat(column)[order.to(column[0].device)] for column in zip(*found, strict=True)))
-
-    def _some_inputs(self, data: Source) -> Tensor | None:
-        try:
-            return data.some(self.objective.inputs, SAMPLED)
-        except (TypeError, RuntimeError, ValueError):  # inputs that are no tensors, or not of one shape
-            return None
-
     def _warn_if_spoiled(self, validation: Source) -> None:
         if self._dense is None:
             return
@@ -203,13 +143,3 @@ class Packing(Strategy, ABC):
     def _full_layers(self) -> set[str]:
         free = self.nets.masks.free()
         return {name for name, mask in free.items() if count(mask) < NEARLY_FULL * mask.numel()}
-
-
-def flag_unknown(prediction: Prediction, threshold: float, group: int | None) -> Prediction:
-    """Task -1 where the mean entropy of a group of inputs is above the threshold."""
-    size = group or max(1, len(prediction.entropy))
-    mean = torch.cat([part.mean().expand(len(part)) for part in torch.split(prediction.entropy, size)])
-    foreign = mean > threshold
-    return prediction._replace(
-        task=prediction.task.masked_fill(foreign, -1), number=prediction.number.masked_fill(foreign, -1)
-    )

@@ -59,7 +59,7 @@ def _index_row(docs: Path, name: str) -> str:
 
 
 def page_markdown(page: Page, folder: Path) -> str:
-    """The page of a run as Markdown; its pictures are copied into the folder."""
+    """The page of a run as Markdown; its pictures are copied into the folder, and notes that are there are linked."""
     parts = [f"# {page.title}"]
     if page.headline is not None:
         parts.append(f"{HEADLINE}| {' | '.join(_cell(text) for text in page.headline)} |")
@@ -69,7 +69,8 @@ def page_markdown(page: Page, folder: Path) -> str:
     parts += [part for section in page.sections for part in section_markdown(section, folder)]
     made_with = ", ".join(f"{name} {value}" for name, value in page.versions.items() if value)
     settings = ", ".join(f"{name} {_short(value)}" for name, value in page.config.items())
-    parts += ["## Settings", settings, made_with]
+    notes = "[Notes on this experiment](notes.md)" if (folder / "notes.md").exists() else ""
+    parts += [notes, "## Settings", settings, made_with]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,12 +10,10 @@ from typing import Any
 
 from powerprop.experiments.harness.experiment import Experiment, Job, Results, RunError
 from powerprop.experiments.harness.records import RESULT, made_with, read_result
-from powerprop.experiments.harness.versions import Versions, are_versions, merged, versions
-from powerprop.files import TEMPORARY, FileError, read_json, sweep, write_json
+from powerprop.experiments.harness.versions import Versions, merged, versions
+from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sweep, write_json, write_sealed_json
 
 CONFIG, VERSIONS, LOCK, JOBS = "config.json", "versions.json", ".lock", "jobs"
-MADE = (JOBS, "figures", "report.html", "summary.json", VERSIONS, CONFIG)
-"""All that a run makes, in the order in which it is removed: with its configuration it still is a run's folder."""
 MOST_JOBS = 100_000
 
 
@@ -77,17 +74,6 @@ def job_folder(out: Path, job: Job) -> Path:
     return out / JOBS / job.key
 
 
-def count_finished(out: Path, experiment: Experiment, config: Any) -> tuple[int, int]:
-    """How many jobs are done, and how many are known; the choice of a learning rate may bring more."""
-    results: dict[str, dict[str, Any]] = {}
-    while True:
-        jobs = known_jobs(experiment, config, results)
-        found = results_so_far(out, jobs)
-        if len(found) < len(jobs) or found.keys() == results.keys():
-            return len(found), len(jobs)
-        results = found
-
-
 def all_results(out: Path, experiment: Experiment, config: Any) -> Results:
     """The results of a finished run; one that is not finished is an error that says how far it is."""
     results: dict[str, dict[str, Any]] = {}
@@ -109,7 +95,7 @@ def locked(out: Path) -> Iterator[None]:
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; a run needs a folder: choose another --out")
-    if not (out / CONFIG).exists() and _foreign(out, (VERSIONS,)):
+    if not (out / CONFIG).exists() and foreign(out, (VERSIONS,)):
         raise RunError(f"{out} is not empty and not a run (it has no {CONFIG}); choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     with open(out / LOCK, "wb") as file:
@@ -124,44 +110,22 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def remove_run(out: Path) -> None:
-    """Remove all that a run made, so that it can begin anew; a folder with anything else in it is left as it is."""
-    if not out.exists():
-        return
-    if not (out / CONFIG).is_file():
-        raise RunError(f"{out} is not the folder of a run: it has no {CONFIG}; nothing was removed")
-    saved = read_json(out / CONFIG)
-    if not isinstance(saved, dict) or not {"experiment", "preset", "config"} <= saved.keys():
-        raise RunError(f"{out} is not the folder of a run: its {CONFIG} is not of one; nothing was removed")
-    if foreign := _foreign(out, MADE):
-        raise RunError(f"{foreign[0]} is not of the run in {out}; nothing was removed")
-    with locked(out):
-        sweep(out)
-        for name in MADE:
-            path = out / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _foreign(out: Path, own: Sequence[str]) -> list[Path]:
+def foreign(out: Path, own: Sequence[str]) -> list[Path]:
     """What is in the folder besides a run's own files."""
     found = sorted(out.iterdir()) if out.exists() else []
     return [path for path in found if path.name not in (LOCK, *own) and not TEMPORARY.fullmatch(path.name)]
 
 
 def begun_with(out: Path) -> Versions:
-    """The versions that a run was begun with."""
+    """The versions that a run was begun with; a run of before there were checksums has all the names and no more."""
     path = out / VERSIONS
-    remedy = f"delete {path} and the same command writes it anew"
     try:
         found = read_json(path)
+        if isinstance(found, dict) and found.keys() == versions().keys():
+            return {name: str(value) for name, value in found.items()}
+        return read_sealed_json(path)
     except FileError as error:
-        raise FileError(f"{error}; {remedy}") from None
-    if not are_versions(found):
-        raise FileError(f"{path} is damaged or edited: expected text by name, got {found!r:.40}; {remedy}")
-    return dict(found)
+        raise FileError(f"{error}; delete {path} and the same command writes it anew") from None
 
 
 def restore_versions(out: Path) -> None:
@@ -169,7 +133,7 @@ def restore_versions(out: Path) -> None:
     if not (out / VERSIONS).exists():
         folders = sorted((out / JOBS).iterdir()) if (out / JOBS).is_dir() else []
         first = next((made[0] for folder in folders if (made := made_with(folder))), None)
-        write_json(out / VERSIONS, first or versions())
+        write_sealed_json(out / VERSIONS, first or versions())
 
 
 def made_with_all(out: Path, jobs: Sequence[Job]) -> Versions:

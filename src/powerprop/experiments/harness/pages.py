@@ -10,7 +10,7 @@ from typing import Any
 
 from powerprop.experiments.harness.experiment import RunError
 from powerprop.experiments.harness.folder import plain
-from powerprop.files import read_json
+from powerprop.files import CHECKSUM, read_json
 from powerprop.report import Headline, Page, Section, Stat
 
 SMOKE = "smoke"
@@ -40,7 +40,7 @@ def run_page(
         intro=intro,
         sections=sections,
         config={"preset": preset, **plain(asdict(config))},
-        versions=_object(out / "versions.json"),
+        versions={name: value for name, value in _object(out / "versions.json").items() if name != CHECKSUM},
         paper_reference=paper,
         stats=stats,
         headline=headline,

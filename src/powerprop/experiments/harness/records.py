@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from powerprop.experiments.harness.experiment import Job
-from powerprop.experiments.harness.versions import Versions, are_versions
-from powerprop.files import FileError, json_bytes, read_json, sha256, write_atomically, write_json
+from powerprop.experiments.harness.versions import Versions
+from powerprop.files import (
+    FileError,
+    json_bytes,
+    read_json,
+    read_sealed_json,
+    sha256,
+    write_atomically,
+    write_sealed_json,
+)
 
 RECORD, RESULT = "job.json", "result.json"
 FOR_RESUMING = {"checkpoint.pt", "learner.safetensors"}
@@ -18,7 +26,7 @@ def begin_job(folder: Path, now: Versions) -> None:
     """Note the versions under which a job is worked on; one that is taken up under others has several."""
     known = made_with(folder)
     if not known or known[-1] != now:
-        write_json(folder / RECORD, {"versions": [*known, now]})
+        write_sealed_json(folder / RECORD, {"versions": [*known, now]})
 
 
 def finish_job(folder: Path, result: dict[str, Any]) -> None:
@@ -26,7 +34,8 @@ def finish_job(folder: Path, result: dict[str, Any]) -> None:
     content = json_bytes(result)
     others = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     sums = {p.name: sha256(p.read_bytes()) for p in others if p.name not in {*FOR_RESUMING, RECORD, RESULT}}
-    write_json(folder / RECORD, {"versions": made_with(folder), "sha256": {RESULT: sha256(content), **sums}})
+    record = {"versions": made_with(folder), "sha256": {RESULT: sha256(content), **sums}}
+    write_sealed_json(folder / RECORD, record)
     write_atomically(folder / RESULT, content)
 
 
@@ -38,8 +47,11 @@ def read_result(folder: Path, job: Job) -> dict[str, Any]:
             raise FileError(f"{path} is missing; {advice(folder)}")
         if sha256(path.read_bytes()) != expected:
             raise FileError(f"{path} is damaged or edited: it is not what the job wrote; {advice(folder)}")
-    result = _read(folder, RESULT)
-    if not job.settings.keys() <= result.keys():
+    try:
+        result = read_json(folder / RESULT)
+    except FileError as error:
+        raise FileError(f"{error}; {advice(folder)}") from None
+    if not isinstance(result, dict) or not job.settings.keys() <= result.keys():
         raise FileError(f"{folder / RESULT} is not the result of {job.settings}; {advice(folder)}")
     return result
 
@@ -57,20 +69,7 @@ def advice(folder: Path) -> str:
 
 def _record(folder: Path) -> dict[str, Any]:
     """What job.json says; nothing for a job of before there were records."""
-    if not (folder / RECORD).exists():
-        return {}
-    record = _read(folder, RECORD)
-    made = record.get("versions")
-    if not isinstance(record.get("sha256", {}), dict) or not isinstance(made, list) or not all(map(are_versions, made)):
-        raise FileError(f"{folder / RECORD} is damaged or edited; {advice(folder)}")
-    return record
-
-
-def _read(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content = read_json(folder / name)
+        return read_sealed_json(folder / RECORD) if (folder / RECORD).exists() else {}
     except FileError as error:
         raise FileError(f"{error}; {advice(folder)}") from None
-    if not isinstance(content, dict):
-        raise FileError(f"{folder / name} is damaged or edited: it has {content!r:.40}, no settings; {advice(folder)}")
-    return content

@@ -17,7 +17,6 @@ from powerprop.experiments.harness.experiment import Experiment, Findings, Job, 
 from powerprop.experiments.harness.folder import (
     all_results,
     begun_with,
-    count_finished,
     job_folder,
     known_jobs,
     locked,
@@ -28,6 +27,7 @@ from powerprop.experiments.harness.folder import (
 )
 from powerprop.experiments.harness.parallel import Failure, Progress, Work, run_all
 from powerprop.experiments.harness.records import advice, begin_job, finish_job
+from powerprop.experiments.harness.resume import progress_of
 from powerprop.experiments.harness.versions import Versions, changes, versions
 from powerprop.files import FileError, write_json
 from powerprop.report import write_page
@@ -82,8 +82,8 @@ def check_tensorboard() -> None:
 def warn_of_other_versions(experiment: Experiment, config: Any, out: Path, console: Console) -> None:
     """Say once that the jobs that are left will be made with other versions than the run was begun with."""
     changed = changes(begun_with(out), versions())
-    done, known = count_finished(out, experiment, config)
-    if changed and done < known:
+    finished = progress_of(out, experiment, config)
+    if changed and finished.done < finished.known:
         text = f"warning: {out} was begun with other versions: {changed}"
         line = f"{text}; the jobs that are left may differ from what one version gives"
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)

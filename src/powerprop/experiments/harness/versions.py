@@ -36,11 +36,6 @@ def versions() -> Versions:
     }
 
 
-def are_versions(value: object) -> bool:
-    """Whether a value read from a file is what `versions` gives: text by name."""
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-
-
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """`torch 2.12.0 is now 2.13.0`, for all that can change the digits of a result; empty if nothing has changed."""
     names = [name for name in DECISIVE if before.get(name, "") != now.get(name, "")]

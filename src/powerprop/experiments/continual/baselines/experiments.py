@@ -64,8 +64,8 @@ PERMUTED_MNIST = table_experiment(
         "Permuted-MNIST: every method, every scenario",
         'Section 5.3.2, table "Class-incremental learning results", column Permuted-MNIST.',
         "Ten tasks, each with the pixels in another order, learned one after the other in a network of 784-1000-1000 "
-        "units. Task-incremental: a head for each task, and the task is given. Domain-incremental: which of ten digits. "
-        "Class-incremental: which of a hundred, ten for each order.",
+        "units. Task-incremental: a head for each task, and the task is given. Domain-incremental: which of ten "
+        "digits. Class-incremental: which of a hundred, ten for each order.",
     ),
 )
 SPLIT_CIFAR100 = table_experiment(

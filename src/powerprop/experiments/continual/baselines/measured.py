@@ -138,4 +138,4 @@ def _row(config: Config, m: Measured) -> dict[str, Any]:
 
 def _plain(value: Mean | None) -> dict[str, float | None] | None:
     """A mean as JSON has it: one run has no deviation."""
-    return value and {"mean": value.mean, "std": value.std if value.n > 1 else None, "n": value.n}
+    return None if value is None else {"mean": value.mean, "std": value.std if value.n > 1 else None, "n": value.n}

@@ -1,0 +1,64 @@
+"""`make chaos` and `make fuzz` in their short form, and TensorBoard in every family of experiments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RELIABILITY = Path(__file__).parents[1] / "benchmarks" / "reliability"
+sys.path.insert(0, str(RELIABILITY))
+
+import families  # noqa: E402
+
+from powerprop import data  # noqa: E402
+from powerprop.cli import main  # noqa: E402
+from powerprop.train import read_metrics  # noqa: E402
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+
+def rows(text: str) -> dict[str, list[int]]:
+    """The table of a tool: numbers by the first column."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    return {cell[0]: [int(number) for number in cell[1:]] for cell in cells[2:]}
+
+
+def tool(name: str, *options: str) -> str:
+    program = [sys.executable, str(RELIABILITY / name), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_chaos() -> None:
+    small = {"kills": 1, "writes": 2, "damaged": 3, "processes": 0, "disks": 1}
+    options = [word for name, number in small.items() for word in (f"--{name}", str(number))]
+    tried, identical, lost, left = rows(tool("chaos.py", "--families", "sparse", *options))["**all**"]
+    assert tried >= 1 + 2 + 2 + 3
+    assert (identical, lost, left) == (tried, 0, 0)
+
+
+def test_fuzz() -> None:
+    cases, *_, wrong, tracebacks, hangs = rows(tool("fuzz.py", "--cases", "240"))["**all**"]
+    assert (cases, wrong, tracebacks, hangs) == (240, 0, 0, 0)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_tensorboard_hears_of_every_job(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    families.write_pictures(tmp_path / "data")
+    monkeypatch.setattr(data, "load", families.made_up)
+    monkeypatch.setenv("POWERPROP_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("POWERPROP_TENSORBOARD", "1")
+    families.add_presets(monkeypatch.setitem)
+    assert main(families.command(family, tmp_path / "run")) == 0
+    jobs = list((tmp_path / "run" / "jobs").iterdir())
+    assert jobs
+    for job in jobs:
+        assert any("loss" in row for row in read_metrics(job / "metrics.jsonl"))
+        assert [path.stat().st_size > 100 for path in job.glob("tensorboard/events.*")] == [True]
