@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -15,9 +16,9 @@ __all__ = ["channels", "inputs_noted", "own_layers", "patches"]
 def own_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
     """The trainable layers of these kinds by name, without grouped ones and those that share their weight."""
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    weights = [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
+    times = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     found = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and getattr(m, "groups", 1) == 1}
-    return {n: m for n, m in found.items() if id(m.weight) in trained and weights.count(id(m.weight)) == 1}
+    return {n: m for n, m in found.items() if id(m.weight) in trained and times[id(m.weight)] == 1}
 
 
 def channels(layer: nn.Module, tensor: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from powerprop.optim import Powerprop
 
 __all__ = ["GPM", "OWM", "Projection"]
 
+SAHA = "Saha et al. 2021, appendix, and their code"
+ZENG = "Zeng et al. 2019, and their code"
 PART = 256
 """Inputs that go through the network at a time."""
 
@@ -126,16 +128,15 @@ class GPM(Projection):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("threshold", "growth", "samples")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "permuted-mnist": {
-            "threshold": {"fc1": 0.95, "fc2": 0.99, "fc3": 0.99}, "growth": 0.0, "samples": 300, "optimizer": "SGD",
-            "lr": 0.01, "batch_size": 10, "epochs": 5,
+        "permuted-mnist/domain-incremental": {
+            "threshold": {"fc1": 0.95, "fc2": 0.99, "fc3": 0.99}, "growth": 0.0, "samples": 300, "batch_size": 10,
+            "reference": SAHA,
         },
-        "split-cifar100": {
-            "threshold": 0.97, "growth": 0.003, "samples": 125, "optimizer": "SGD", "lr": 0.01, "batch_size": 64,
-            "epochs": 200,
+        "split-cifar100/task-incremental": {
+            "threshold": 0.97, "growth": 0.003, "samples": 125, "batch_size": 64, "reference": SAHA,
         },
     }  # fmt: skip
-    """Saha et al. 2021, appendix, and their code: 784-100-100-10 without biases, and AlexNet with a head per task."""
+    """SGD at 0.01, for 5 epochs of 784-100-100-10 and at most 200 of AlexNet with a head per task; without biases."""
 
     def __init__(
         self,
@@ -204,11 +205,10 @@ class OWM(Projection):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("ridge", "decay")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "disjoint-mnist": {
-            "ridge": 0.9, "decay": 0.001, "optimizer": "SGD", "lr": 0.2, "batch_size": 40, "epochs": 20,
-        },
-    }  # fmt: skip
-    """Zeng et al. 2019, their code for ten tasks of one digit each: 784-800-10; the output layer has 0.6 for good."""
+        "disjoint-mnist/class-incremental": {"ridge": 0.9, "decay": 0.001, "batch_size": 40, "reference": ZENG},
+    }
+    """Ten tasks of one digit: SGD at 0.2 for 20 epochs of 784-800-10. Their code changes P with every batch of
+    training, and has 0.6 for the output layer."""
 
     def __init__(
         self,

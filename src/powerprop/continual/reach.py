@@ -66,9 +66,8 @@ class _Probe:
             made = torch.zeros_like(output)
             if name == self.name:
                 self.called = True
-                units = channels(layer, made)
-                units[torch.arange(len(self.units)), :, self.units] = self.value
-                made = units.transpose(1, 2).reshape(made.shape) if not isinstance(layer, nn.Linear) else made
+                units = made.movedim(-1, 1) if isinstance(layer, nn.Linear) else made
+                units[torch.arange(len(self.units)), self.units] = self.value
             return made
 
         return put
@@ -89,7 +88,7 @@ class _Probe:
         """What all layers get and what the model gives; noise is the same in every run."""
         self.value, self.notes = value, []
         with drawing_from(0, x.device):
-            outputs = model(x.expand(len(self.units), *x.shape[1:]))
+            outputs = model(x.repeat(len(self.units), *[1] * (x.ndim - 1)))
         return [*self.notes, *_tensors(outputs, len(self.units))]
 
 

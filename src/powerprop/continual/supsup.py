@@ -23,6 +23,8 @@ from powerprop.sparsify.prune import top_k_masks
 
 __all__ = ["SupSup", "Supermasks"]
 
+WORTSMAN = "Wortsman et al. 2020, and their code"
+
 
 class SupSup(Inferring):
     """Supermasks in superposition (Wortsman et al. 2020): fixed random weights θ, a score s for each in every task.
@@ -44,15 +46,11 @@ class SupSup(Inferring):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("kept", "distribution", "weights")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "permuted-mnist, 250 tasks": {
-            "kept": None, "weights": "signed", "optimizer": "RMSprop", "lr": 1e-4, "steps": 1000, "outputs": 500,
-        },
-        "split-cifar100, 20 tasks": {
-            "distribution": "erk", "weights": "signed", "optimizer": "Adam", "lr": 1e-3, "batch_size": 128,
-            "epochs": 100,
-        },
-    }  # fmt: skip
-    """Wortsman et al. 2020 and their code: a fully connected network of width 1024; ResNet-18, at several `kept`."""
+        "permuted-mnist/domain-incremental": {"kept": None, "steps": 1000, "reference": WORTSMAN},
+        "split-cifar100/task-incremental": {"distribution": "erk", "batch_size": 128, "reference": WORTSMAN},
+    }
+    """250 permutations: RMSprop at 1e-4, width 1024, 500 outputs for ten classes. Split-CIFAR100: 20 tasks, Adam at
+    1e-3 for 100 epochs, ResNet-18 without affine norms, at several `kept`."""
 
     def __init__(
         self,
