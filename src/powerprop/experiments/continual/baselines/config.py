@@ -27,7 +27,7 @@ class Config:
         strengths: factors of the published strength of a penalty, of which the best on validation data is taken, for
             each method, power and scenario; a single one is taken as it is.
         tasks: the first so many of the stream; 0 means all.
-        width: units of a hidden layer; 0 means the protocol's.
+        width: units of a hidden layer of a fully connected network; 0 means the protocol's.
         images: only the last so many training images of the data are used; 0 means all.
         validation: the last so many training images of the data are for choices: strengths, sparsities.
         test: the first so many test images of the data are measured; 0 means all.
@@ -66,6 +66,8 @@ class Config:
         require(self.tasks <= most, f"tasks must be at most the {most} of {self.benchmark}, got {self.tasks}")
         wanted = f"scenarios of {self.benchmark} are {', '.join(has)}"
         require(any(each in has for each in self.scenarios), f"{wanted}, got {', '.join(self.scenarios)}")
+        fits = not self.width or PROTOCOLS[self.benchmark].model == "mlp"
+        require(fits, f"width is of fully connected networks, which {self.benchmark} has none of, got {self.width}")
         possible = names_of(("all",), self.benchmark)
         for each in self.strategy:
             fits = each == "all" or each in possible

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from powerprop.continual import Accuracies, Scenario
@@ -53,10 +54,10 @@ class Measured:
         """The same over all columns."""
         return max((bytes for each in self.scenarios if (bytes := self.kept(each)) is not None), default=None)
 
-    def seconds(self) -> Mean | None:
-        """Of one training, with its evaluation."""
+    def seconds(self) -> float | None:
+        """Of one training on average, with its evaluation."""
         found = [run.seconds for runs in self.runs.values() for run in runs]
-        return Mean.of(found) if found else None
+        return fmean(found) if found else None
 
     def runs_of(self, scenario: Scenario) -> list[Learned]:
         """The finished runs that a column is of."""
@@ -127,12 +128,11 @@ def summary(config: Config, measured: Sequence[Measured]) -> dict[str, Any]:
 
 def _row(config: Config, m: Measured) -> dict[str, Any]:
     values = {scenario: m.accuracy(scenario) for scenario in config.columns()}
-    group, seconds = m.together(), m.seconds()
     return {
         "label": m.arm.label, "strategy": m.arm.name, "alpha": m.arm.alpha,
         "accuracy": {scenario: _plain(each) for scenario, each in values.items()},
-        "together": _plain(group), "memory_bytes": m.most_kept(),
-        "seconds": None if seconds is None else seconds.mean, "strengths": m.strengths, "diverged": len(m.diverged),
+        "together": _plain(m.together()), "memory_bytes": m.most_kept(),
+        "seconds": m.seconds(), "strengths": m.strengths, "diverged": len(m.diverged),
     }  # fmt: skip
 
 

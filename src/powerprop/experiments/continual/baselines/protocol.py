@@ -67,7 +67,7 @@ TASK_GIVEN_ONLY = {"HAT"}
 """Methods that cannot answer without the task: their other columns stay empty."""
 NEEDS_PIXELS = {"DGR", "RtF"}
 """Methods that generate pixels in [0, 1] with fully connected networks: they have no row where images are in colour."""
-TRAINING = ("optimizer", "lr", "batch_size", "epochs", "reference")
+TRAINING = ("optimizer", "lr", "batch_size", "epochs", "steps", "reference")
 """Entries of a method's PUBLISHED that are no arguments of it: here the benchmark's protocol decides on them."""
 
 
@@ -140,9 +140,11 @@ def optimiser_of(benchmark: str, name: str) -> tuple[str, float]:
 
 
 def strength_of(name: str, settings: Mapping[str, Any]) -> float:
-    """The strength of a method's penalty, published or its default."""
-    default = signature(STRATEGIES[name].__init__).parameters["strength"].default
-    return float(settings.get("strength", default))
+    """The strength of a method's penalty: the published one, or the default of the class that takes it."""
+    if "strength" in settings:
+        return float(settings["strength"])
+    taken = (signature(kind.__init__).parameters.get("strength") for kind in STRATEGIES[name].__mro__)
+    return float(next(each.default for each in taken if each is not None))
 
 
 def all_options(kind: type[Strategy]) -> set[str]:

@@ -13,7 +13,7 @@ class Learned:
         accuracies: by scenario, rows[i][j], the test accuracy on task j after task i.
         validation: by scenario, average validation accuracy over all tasks after the last.
         memory_bytes: what the method keeps beyond the model.
-        seconds: of learning, evaluation left out.
+        seconds: of learning and evaluation.
         together: class-incremental accuracy, where the task is inferred from a group of images; None for methods that
             infer none.
         note: what is to be said of the data.
