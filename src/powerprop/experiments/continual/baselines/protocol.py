@@ -143,7 +143,7 @@ def strength_of(name: str, settings: Mapping[str, Any]) -> float:
     """The strength of a method's penalty: the published one, or the default of the class that takes it."""
     if "strength" in settings:
         return float(settings["strength"])
-    taken = (signature(kind.__init__).parameters.get("strength") for kind in STRATEGIES[name].__mro__)
+    taken = (signature(kind).parameters.get("strength") for kind in STRATEGIES[name].__mro__[:-1])
     return float(next(each.default for each in taken if each is not None))
 
 
