@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from powerprop import Powerprop
 from powerprop.continual import GPM, OWM, Regression
-from powerprop.continual.layers import patches
-from powerprop.continual.project import grown, joined, put, without
+from powerprop.continual.layers import joined, patches, put
+from powerprop.continual.project import grown, without
 from tasks import OPTIMIZERS, every_optimizer, toy_model, toy_task
 
 
@@ -152,3 +153,17 @@ def test_data_is_needed_at_the_end(kind: type) -> None:
     ours.begin(0)
     with pytest.raises(ValueError, match=r"say end\(loader\)"):
         ours.end()
+
+
+@pytest.mark.parametrize("kind", [GPM, OWM])
+def test_alpha_is_refused_wherever_it_comes_from(kind: type) -> None:
+    model, grouped = toy_model(), toy_model()
+    before = [p.detach().clone() for p in model.parameters()]
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=f"{kind.__name__} needs alpha = 1, got alpha = 1.5"):
+        kind(model, base, alpha=1.5)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    groups = [{"params": list(grouped.parameters()), "alpha": 2.0}]
+    for optimizer in (torch.optim.SGD(groups, lr=0.1), Powerprop(base, model, alpha=2.0)):
+        with pytest.raises(ValueError, match="needs alpha = 1, got alpha = 2"):
+            kind(grouped if optimizer.param_groups[0].get("alpha") else model, optimizer)

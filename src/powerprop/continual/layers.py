@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["channels", "inputs_noted", "own_layers", "patches"]
+__all__ = ["channels", "inputs_noted", "joined", "own_layers", "patches", "put"]
 
 
 def own_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
@@ -53,3 +53,21 @@ def inputs_noted(layers: Mapping[str, nn.Module], note: Callable[[str, Tensor], 
     finally:
         for handle in handles:
             handle.remove()
+
+
+def joined(layer: nn.Linear | nn.Conv2d, gradient: bool = False) -> Tensor:
+    """A layer's weight, one row for each output, with the bias as a last entry; or its gradient."""
+    parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+    tensors = [p.grad if gradient else p.detach() for p in parameters]
+    return torch.cat([t.reshape(len(layer.weight), -1) for t in tensors if t is not None], 1)
+
+
+@torch.no_grad()
+def put(layer: nn.Linear | nn.Conv2d, rows: Tensor, gradient: bool = False) -> None:
+    """The opposite of `joined`."""
+    weight, bias = (p.grad if gradient and p is not None else p for p in (layer.weight, layer.bias))
+    assert weight is not None
+    entries = weight[0].numel()
+    weight.copy_(rows[:, :entries].reshape(weight.shape))
+    if bias is not None:
+        bias.copy_(rows[:, entries])

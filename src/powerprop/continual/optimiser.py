@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from powerprop.optim import Powerprop
 from powerprop.select import Where
 
-__all__ = ["OptimizerFactory", "powerprop_of"]
+__all__ = ["OptimizerFactory", "powerprop_of", "refuse_alpha"]
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 """Makes the base optimiser: `lambda params: torch.optim.SGD(params, lr=0.1)`."""
@@ -43,3 +43,11 @@ def _refuse_unless_stepping(optimizer: Powerprop) -> Callable[..., None]:
             raise RuntimeError("this optimiser belongs to a learner: call learner.step(loss)")
 
     return check
+
+
+def refuse_alpha(kind: type, optimizer: OptimizerFactory | Optimizer, alpha: float | None, reason: str) -> None:
+    """An error for α > 1, as an argument or in a Powerprop."""
+    masters = optimizer.masters.values() if isinstance(optimizer, Powerprop) else ()
+    largest = max([alpha or 1.0, *(master.alpha for master in masters)])
+    if largest > 1:
+        raise ValueError(f"{kind.__name__} needs alpha = 1, got alpha = {largest:g}: {reason}")

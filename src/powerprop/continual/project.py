@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual.holding import Holder
-from powerprop.continual.layers import inputs_noted, own_layers, patches
-from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.layers import inputs_noted, joined, own_layers, patches, put
+from powerprop.continual.optimiser import OptimizerFactory, refuse_alpha
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress, Strategy
-from powerprop.optim import Powerprop
 
 __all__ = ["GPM", "OWM", "Projection"]
 
@@ -54,8 +53,10 @@ class Projection(Strategy):
     """
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
-        refuse_alpha(type(self), optimizer, options.get("alpha"), "a projected step does not stay in its subspace")
+        reason = "a projected step does not stay in its subspace"
+        refuse_alpha(type(self), optimizer, options.get("alpha"), reason)
         super().__init__(model, optimizer, **options)
+        refuse_alpha(type(self), self.optimizer, None, reason)  # groups may have an alpha of their own
         kinds = own_layers(model, (nn.Linear, nn.Conv2d))
         self.layers: dict[str, Any] = {n: m for n, m in kinds.items() if self.head_of(f"{n}.") is None}
         if not self.layers:
@@ -249,16 +250,6 @@ class OWM(Projection):
         return chain.from_iterable(torch.split(x, self.batch_size) for x in inputs)
 
 
-def refuse_alpha(
-    kind: type, optimizer: OptimizerFactory | Optimizer, alpha: float | None, reason: str
-) -> None:  # fmt: skip
-    """An error for α > 1, before anything is made."""
-    masters = optimizer.masters.values() if isinstance(optimizer, Powerprop) else ()
-    largest = max([alpha or 1.0, *(master.alpha for master in masters)])
-    if largest > 1:
-        raise ValueError(f"{kind.__name__} needs alpha = 1, got alpha = {largest:g}: {reason}")
-
-
 def grown(basis: Tensor, gram: Tensor, share: float) -> Tensor:
     """An orthonormal basis with as many of the leading eigenvectors of what it misses of RRᵀ as hold a share of it."""
     rest = torch.eye(len(gram)).to(gram) - basis @ basis.T
@@ -276,21 +267,3 @@ def without(P: Tensor, means: Tensor, ridge: float) -> Tensor:
     inner = ridge * torch.eye(len(means)).to(P) + means @ K
     removed: Tensor = K @ torch.linalg.solve(inner, K.T)
     return P - removed
-
-
-def joined(layer: nn.Linear | nn.Conv2d, gradient: bool = False) -> Tensor:
-    """A layer's weight, one row for each output, with the bias as a last entry; or its gradient."""
-    parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-    tensors = [p.grad if gradient else p.detach() for p in parameters]
-    return torch.cat([t.reshape(len(layer.weight), -1) for t in tensors if t is not None], 1)
-
-
-@torch.no_grad()
-def put(layer: nn.Linear | nn.Conv2d, rows: Tensor, gradient: bool = False) -> None:
-    """The opposite of `joined`."""
-    weight, bias = (p.grad if gradient and p is not None else p for p in (layer.weight, layer.bias))
-    assert weight is not None
-    entries = weight[0].numel()
-    weight.copy_(rows[:, :entries].reshape(weight.shape))
-    if bias is not None:
-        bias.copy_(rows[:, entries])

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.optimiser import OptimizerFactory, refuse_alpha
 from powerprop.continual.packing.inferring import Inferring
 from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.continual.project import refuse_alpha
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress
 from powerprop.masks import Masks, pack, unpack
@@ -62,7 +61,8 @@ class SupSup(Inferring):
         weights: Literal["signed", "given"] = "signed",
         **options: Any,
     ) -> None:
-        refuse_alpha(type(self), optimizer, options.get("alpha"), "it acts on weights that are trained, and none is")
+        reason = "it acts on weights that are trained, and none is"
+        refuse_alpha(type(self), optimizer, options.get("alpha"), reason)
         if kept is not None and not 0 < kept <= 1:
             raise ValueError(f"kept must be in (0, 1], or None for all scores from 0 on, got {kept}")
         if distribution not in ("uniform", "erk"):
@@ -70,6 +70,7 @@ class SupSup(Inferring):
         if weights not in ("signed", "given"):
             raise ValueError(f"weights must be 'signed' or 'given', got {weights!r}")
         super().__init__(model, optimizer, **options)
+        refuse_alpha(type(self), self.optimizer, None, reason)  # groups may have an alpha of their own
         self.kept, self.distribution, self.weights = kept, distribution, weights
         self.nets: Supermasks = Supermasks(model, self.optimizer, self.head_of, self.bound)
         self.parts["masks"] = self.nets
