@@ -17,7 +17,7 @@ import standin
 from powerprop import data
 from powerprop.cli import main
 from powerprop.commands.options import with_strategies
-from powerprop.continual import SCENARIOS, STRATEGIES
+from powerprop.continual import SCENARIOS, STRATEGIES, Scenario
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.continual.baselines.arms import Arm, arms, chosen_strength, jobs, trainings
 from powerprop.experiments.continual.baselines.config import Config
@@ -30,6 +30,7 @@ from powerprop.experiments.continual.baselines.protocol import (
     Plan,
     arguments,
     outputs_of,
+    steps_of,
     strength_of,
 )
 from powerprop.experiments.continual.baselines.published import PRINTED, PUBLISHED, Value
@@ -221,6 +222,15 @@ def test_published_settings_are_taken_and_economy_saves() -> None:
     )
 
 
+def test_generators_have_their_published_steps_or_those_asked_for() -> None:
+    def steps(name: str, scenario: Scenario, asked: int | None) -> int:
+        return steps_of("split-mnist", name, scenario, 350, asked)
+
+    assert [steps(name, "task-incremental", None) for name in ("DGR", "LwF", "EWC")] == [2_000, 2_000, 350]
+    assert [steps(name, "class-incremental", 1_000) for name in ("DGR", "LwF", "EWC")] == [1_000, 350, 350]
+    assert [steps("DGR", "class-incremental", 0), steps("DGR", "task-incremental", 1_000)] == [350, 350]
+
+
 def test_methods_that_need_the_task_have_one_column() -> None:
     config = replace(SMOKE, strategy=("HAT", "Naive"))
     assert [(arm.name, kind) for arm, kind in trainings(config)] == [
@@ -284,6 +294,7 @@ def test_bad_settings() -> None:
         ({"alpha": 1.0}, r"alpha must be above 1, the power of a method by itself, got 1\.0"),
         ({"strengths": (0.0, 1.0)}, r"strengths must be above 0, got \(0\.0, 1\.0\)"),
         ({"epochs": 0.0}, r"epochs must be above 0, got 0\.0"),
+        ({"economy": False, "generator_steps": 9}, "generator_steps are the published ones without economy, got 9"),
         ({"tasks": 6}, "tasks must be at most the 5 of split-mnist, got 6"),
         ({"validation": 0}, "validation must be at least 1, got 0"),
         ({"images": 200}, "validation must be below the 200 images, got 200"),

@@ -32,7 +32,10 @@ class Config:
         validation: the last so many training images of the data are for choices: strengths, sparsities.
         test: the first so many test images of the data are measured; 0 means all.
         group: methods that infer the task do so from single images, and once more from so many that share it.
-        economy: let the costliest methods rehearse and draw less than published.
+        economy: let the costliest methods rehearse and draw less than published, and have the steps of the epochs where
+            they are published with more.
+        generator_steps: with economy, steps per task of DGR and RtF in the class-incremental scenario, where they need
+            more than others; 0 means those of the epochs.
     """
 
     benchmark: str
@@ -51,6 +54,7 @@ class Config:
     test: int = 0
     group: int = 128
     economy: bool = False
+    generator_steps: int = 0
 
     def __post_init__(self) -> None:
         known = ("all", *STRATEGIES)
@@ -72,6 +76,8 @@ class Config:
         for each in self.strategy:
             fits = each == "all" or each in possible
             require(fits, f"strategy on {self.benchmark} must be one of {', '.join(possible)}, got {each!r}")
+        fits = self.economy or not self.generator_steps
+        require(fits, f"generator_steps are the published ones without economy, got {self.generator_steps}")
         fits = not self.images or self.validation < self.images
         require(fits, f"validation must be below the {self.images} images, got {self.validation}")
 

@@ -28,6 +28,7 @@ class Protocol:
         optimizer, lr, batch: of every method that has none of its own.
         outputs: what the network answers with, by scenario; scenarios with the same outputs share a training.
         own: optimiser and learning rate of methods that the reference, or their own paper, trains otherwise.
+        steps: of methods whose published values are of so many steps per task, whatever the epochs.
         reference: where the protocol is from.
     """
 
@@ -41,6 +42,7 @@ class Protocol:
     batch: int
     outputs: Mapping[Scenario, str]
     own: Mapping[str, tuple[str, float]]
+    steps: Mapping[str, int]
     reference: str
 
 
@@ -48,16 +50,18 @@ PROTOCOLS: dict[str, Protocol] = {
     "split-mnist": Protocol(
         data="mnist", stream="split", tasks=5, model="mlp", width=400, optimizer="Adam", lr=1e-3, batch=128,
         outputs=BY_SCENARIO, own={"GEM": ("SGD", 0.01), "HAT": ("SGD", 0.05)},
+        steps={"DGR": 2_000, "RtF": 2_000, "LwF": 2_000},
         reference="Hsu et al., 2018: 400-400 units, Adam with 1e-3, batches of 128, four epochs",
     ),
     "permuted-mnist": Protocol(
         data="mnist", stream="permuted", tasks=10, model="mlp", width=1000, optimizer="Adam", lr=1e-4, batch=128,
         outputs=BY_SCENARIO, own={"GEM": ("SGD", 0.1), "HAT": ("SGD", 0.05)},
+        steps={"DGR": 5_000, "RtF": 5_000, "LwF": 5_000},
         reference="Hsu et al., 2018: 1000-1000 units, Adam with 1e-4, batches of 128, ten epochs",
     ),
     "split-cifar100": Protocol(
         data="cifar100", stream="split", tasks=10, model="alexnet", width=2048, optimizer="SGD", lr=0.01, batch=64,
-        outputs={TASK: HEADS, CLASS: HEADS}, own={"HAT": ("SGD", 0.05)},
+        outputs={TASK: HEADS, CLASS: HEADS}, own={"HAT": ("SGD", 0.05)}, steps={},
         reference="Saha et al., 2021: an AlexNet-like network with a head per task, SGD with 0.01, batches of 64, "
         "200 epochs",
     ),
@@ -137,6 +141,17 @@ def optimiser_of(benchmark: str, name: str) -> tuple[str, float]:
     """The optimiser of a method and its learning rate at α = 1."""
     protocol = PROTOCOLS[benchmark]
     return protocol.own.get(name, (protocol.optimizer, protocol.lr))
+
+
+def steps_of(benchmark: str, name: str, scenario: Scenario, steps: int, generator_steps: int | None) -> int:
+    """Steps of a task: those of the epochs, unless the method is published with another number.
+
+    generator_steps: to save time, generators have this many (0: those of the epochs) in the class-incremental scenario,
+        which needs them most, and the published number nowhere.
+    """
+    if generator_steps is None:
+        return PROTOCOLS[benchmark].steps.get(name, steps)
+    return generator_steps or steps if name in NEEDS_PIXELS and scenario == CLASS else steps
 
 
 def strength_of(name: str, settings: Mapping[str, Any]) -> float:

@@ -73,6 +73,8 @@ def run_note(config: Config) -> str:
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     own = ", ".join(f"{name}: {kind} with {lr:g}" for name, (kind, lr) in protocol.own.items())
     economy = [f"{name} with {', '.join(f'{k} {v}' for k, v in each.items())}" for name, each in ECONOMY.items()]
+    generators = f"DGR and RtF with {config.generator_steps:,} steps per task in the class-incremental scenario"
+    economy += [generators] if config.generator_steps else []
     saved = f" To save time: {'; '.join(economy)}." if config.economy else ""
     return (
         f"Protocol: {protocol.reference}. This run: {config.tasks or protocol.tasks} tasks, {config.epochs:g} epochs, "

@@ -11,7 +11,7 @@ class Learned:
 
     Args:
         accuracies: by scenario, rows[i][j], the test accuracy on task j after task i.
-        validation: by scenario, average validation accuracy over all tasks after the last.
+        validation: by scenario, average validation accuracy over all tasks after the last, if anything is chosen by it.
         memory_bytes: what the method keeps beyond the model.
         seconds: of learning and evaluation.
         together: class-incremental accuracy, where the task is inferred from a group of images; None for methods that
