@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OUT ?= runs
+JOBS ?= 2
 
 .PHONY: demo test lint bench chaos fuzz results clean
 
@@ -18,7 +19,7 @@ demo: $(READY)  ## real MNIST, Powerprop against the ordinary network, a report 
 	$(BIN)/powerprop run mnist-oneshot --preset demo --out $(OUT)/demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
@@ -29,6 +30,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sparsify.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/infer.py
+	$(BIN)/python benchmarks/export.py
 
 chaos: $(READY)  ## kills, full disks, damaged files, two processes on one folder: does the same command always go on?
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reliability/chaos.py $(CHAOS)

@@ -17,6 +17,8 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+# Lightning and torch's own exporters still make a class that torch has deprecated.
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if EXAMPLE.search(p.read_text(encoding="utf-8"))], ids=name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

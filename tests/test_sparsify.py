@@ -106,7 +106,8 @@ def test_whole_numbers_of_any_kind_are_steps() -> None:
 
 def test_a_method_prints_as_it_was_made() -> None:
     assert (
-        repr(pp.Static(0.5, seed=3)) == "Static(sparsity=0.5, distribution='uniform', steps=None, layers=None, seed=3)"
+        repr(pp.Static(0.5, seed=3))
+        == "Static(sparsity=0.5, distribution='uniform', steps=None, layers=None, seed=3, pattern=None)"
     )
 
 

@@ -405,6 +405,7 @@ def arguments() -> argparse.Namespace:
 def run_all() -> int:
     """Every trouble on every family; 0 if nothing was lost and nothing is left over."""
     asked, tally = arguments(), Tally()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that disks are unmounted and folders removed
     torch.set_num_threads(1)
     matplotlib()
     began = time.monotonic()
@@ -415,11 +416,11 @@ def run_all() -> int:
             until = began + asked.seconds * number / len(asked.families)
             chaos = Chaos(family, Path(folder), tally, random.Random(f"{asked.seed} {family}"), until)
             chaos.random_kills(asked.kills)
-            chaos.kills_in_writes(asked.writes)
-            chaos.full_writes(asked.writes)
             chaos.processes(asked.processes)
             chaos.small_disk(asked.disks)
             chaos.damaged_files(asked.damaged)
+            chaos.kills_in_writes(asked.writes)
+            chaos.full_writes(asked.writes)
             print(f"{family}: {time.monotonic() - began:.0f} s", flush=True)
     print(f"\n{tally.table()}\n\nseed {asked.seed}, {time.monotonic() - began:.0f} s")
     return 1 if tally.complaints else 0

@@ -370,8 +370,8 @@ VALUES = (
     "None", "True", "[]", "rigl * 0.9", "*", "[", "/dev/null", "/dev/null/x", "/proc/x", "x" * 300, "%s", "{}", "\\",
 )  # fmt: skip
 OPTIONS = (
-    "--preset", "--alpha", "--alphas", "--seeds", "--only", "--workers", "--out", "--tensorboard", "--combined", "--docs",
-    "--fresh", "--help", "--version", "--no-tensorboard", "--speed", "--lrs", "--steps", "-h", "--out=",
+    "--preset", "--alpha", "--alphas", "--seeds", "--only", "--workers", "--out", "--tensorboard", "--combined",
+    "--docs", "--fresh", "--help", "--version", "--no-tensorboard", "--speed", "--lrs", "--steps", "-h", "--out=",
 )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """Powerpropagation for PyTorch: networks that train sparse, stay accurate and never forget."""
 
+from powerprop import export
 from powerprop.allocate import at_most, half
 from powerprop.continual import EfficientPackNet, PackNet
+from powerprop.export.files import load, save
 from powerprop.flops import Flops, count_flops, layer_densities
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
@@ -29,15 +31,18 @@ __all__ = [
     "TopKAST",
     "at_most",
     "count_flops",
+    "export",
     "fold",
     "half",
     "layer_densities",
+    "load",
     "magnitude_masks",
     "prune",
     "psi",
     "psi_inverse",
     "recalibrate",
     "reparametrize",
+    "save",
     "slope",
     "sparsity",
 ]

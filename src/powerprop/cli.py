@@ -12,6 +12,7 @@ from typing import Any
 import tyro
 
 import powerprop
+from powerprop import commands
 from powerprop.commands.compare import compare
 from powerprop.commands.listing import list_experiments
 from powerprop.commands.names import did_you_mean
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "results": results,
     "compare": compare,
+    **commands.COMMANDS,
 }
 
 

@@ -8,13 +8,14 @@ from contextlib import suppress
 
 from rich.console import Console
 
+from powerprop import commands
 from powerprop.data import DataCorrupt, DataNotFound
 from powerprop.experiments.harness.experiment import RunError
 from powerprop.experiments.harness.runner import JobsFailedError
 from powerprop.files import FileError, cause
 from powerprop.report import MissingMatplotlibError
 
-INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError)
+INPUT_ERRORS = (RunError, FileError, DataNotFound, DataCorrupt, MissingMatplotlibError, *commands.ERRORS)
 """What the user can put right: shown as one line."""
 OUTPUT = "standard output"
 GOES_ON = "the same command goes on from here"

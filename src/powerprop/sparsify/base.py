@@ -16,6 +16,7 @@ from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, overrides
 from powerprop.entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
+from powerprop.sparsify.pattern import check_pattern, pattern_masks, sparsity_of
 from powerprop.sparsify.prune import top_k, top_k_masks, warn_of_empty_layers
 
 __all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "share", "top_among", "whole"]
@@ -30,6 +31,7 @@ class Method:
     steps: the number of optimiser steps in all; schedules are fractions of it.
     layers: exceptions by name pattern, as in `prune`: {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}.
     seed: of the method's random choices, if it makes any; the same on every rank of a distributed run.
+    pattern: "n:m", such as "2:4": exactly n of every m weights along the inputs; `sparsity` must be 1 - n/m.
     """
 
     label: ClassVar[str] = "Random masks"
@@ -47,11 +49,16 @@ class Method:
     steps: int | None = None
     layers: Layers | None = None
     seed: int = 0
+    pattern: str | None = None
 
     def __post_init__(self) -> None:
         self.sparsity = check_sparsity(self.sparsity)
         if self.distribution not in DISTRIBUTIONS:
             raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
+        if self.pattern is not None and not math.isclose(sparsity_of(self.pattern), self.sparsity):
+            raise ValueError(
+                f"pattern={self.pattern!r} has sparsity {sparsity_of(self.pattern):g}, got sparsity={self.sparsity:g}"
+            )
         self.steps = None if self.steps is None else whole(self.steps, "steps")
         self.step = 0
         self.generator = torch.Generator("cpu").manual_seed(self.seed)
@@ -77,6 +84,8 @@ class Method:
             )
         weights = {n: m.param for n, m in optimizer.masters.items()}
         warn_of_empty_layers(weights, self.sparsity, self.distribution, self.layers, stacklevel=3)
+        if self.pattern is not None:
+            check_pattern(weights, self.pattern, self.layers)
         shapes = {n: w.shape for n, w in weights.items()}
         own = overrides(shapes, self.sparsity, self.layers)
         self.groups = [[n] for n in own] + [[n for n in shapes if n not in own]]
@@ -102,7 +111,8 @@ class Method:
 
     def choices(self) -> dict[str, Any]:
         """What must be the same for a saved state to fit; `steps` may differ, to train on for longer."""
-        return {"method": type(self).__name__, "sparsity": self.sparsity, "distribution": self.distribution}
+        pattern = {} if self.pattern is None else {"pattern": self.pattern}
+        return {"method": type(self).__name__, "sparsity": self.sparsity, "distribution": self.distribution, **pattern}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same choices; a state that does not fit changes nothing."""
@@ -131,6 +141,8 @@ class Method:
     def top(self, scores: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Masks of the highest scores, with the counts that were asked for."""
         try:
+            if self.pattern is not None:
+                return pattern_masks(scores, self.pattern, self.layers)
             return top_k_masks(scores, self.sparsity, self.distribution, self.layers)
         except FloatingPointError:
             for name, score in scores.items():

@@ -19,6 +19,7 @@ from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, Schedule, cosine, moment
 from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, share, top_among, whole
+from powerprop.sparsify.pattern import fill
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -82,6 +83,12 @@ class SET(Method):
         """Whom to grow: the largest in magnitude; a grown weight has the opposite sign. Here at random."""
         return self.random(optimizer.masters[name].param, -1.0)
 
+    def refill(self, kept: Tensor, against: Tensor, wanted: int, old: Tensor) -> Tensor:
+        """The survivors and that many others; under a pattern each group gets back what it lost."""
+        if self.pattern is None or count(old) == old.numel():
+            return kept | top_among(against, ~kept, wanted)
+        return fill(kept, against.abs(), self.pattern)
+
     # --- the mask update ------------------------------------------------------------------------------------------
 
     @property
@@ -121,7 +128,7 @@ class SET(Method):
         old = active(master)
         against = self.growth(optimizer, name)
         refuse_nan(name, against, "gradients")
-        new = kept | top_among(against, ~kept, count)
+        new = self.refill(kept, against, count, old)
         grown = new & ~old
         if master.alpha == 1:
             return new, grown, None

@@ -15,6 +15,7 @@ from powerprop.entries import count
 from powerprop.optim import Powerprop
 from powerprop.schedules import Moment, cubic, moment, period
 from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, top_among
+from powerprop.sparsify.pattern import fill
 from powerprop.sparsify.prune import allocate
 
 __all__ = ["IterativePruning"]
@@ -86,6 +87,9 @@ class IterativePruning(Method):
             refuse_nan(master.name, master.weight.detach(), "weights")
         weight = torch.cat([m.weight.detach().flatten() for m in masters])
         alive = torch.cat([active(m).flatten() for m in masters])
+        if self.pattern is not None and final < weight.numel():
+            stays = [fill(torch.zeros_like(m.param, dtype=torch.bool), m.weight.abs(), self.pattern) for m in masters]
+            weight.masked_fill_(torch.cat([mask.flatten() for mask in stays]), float("inf"))
         wanted = weight.numel() - round((weight.numel() - final) * self.progress(self.step))
         there = count(alive)  # a training that goes on for longer than planned is behind what was pruned already
         masks = torch.split(top_among(weight, alive, min(wanted, there)), [m.param.numel() for m in masters])

@@ -15,6 +15,7 @@ from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, erk, kept,
 from powerprop.entries import above, count, places
 from powerprop.masks import Masks
 from powerprop.select import Where, select
+from powerprop.sparsify.pattern import pattern_masks, sparsity_of
 
 __all__ = ["allocate", "magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks", "warn_of_empty_layers"]
 
@@ -116,20 +117,25 @@ def magnitude_masks(
     distribution: str = "uniform",
     layers: Layers | None = None,
     where: Where | None = None,
+    pattern: str | None = None,
 ) -> Masks:
     """The masks that `prune` would apply: TopK(|θ|), nothing changed yet."""
     weights = select(model, where)
     if shapeless := [n for n, p in weights.items() if isinstance(p, UninitializedParameter)]:
         raise ValueError(f"{shapeless[0]!r} has no shape yet: run one forward pass first")
-    return top_k_masks({n: p.detach().abs() for n, p in weights.items()}, sparsity, distribution, layers)
+    scores = {n: p.detach().abs() for n, p in weights.items()}
+    if pattern is not None:
+        return Masks(pattern_masks(scores, pattern, layers))
+    return top_k_masks(scores, sparsity, distribution, layers)
 
 
 def prune(
     model: nn.Module,
-    sparsity: float,
+    sparsity: float | None = None,
     distribution: str = "uniform",
     layers: Layers | None = None,
     where: Where | None = None,
+    pattern: str | None = None,
 ) -> Masks:
     """One-shot pruning by magnitude (paper, section 3): θ ← θ ⊙ TopK(|θ|), in place; returns the masks.
 
@@ -139,8 +145,13 @@ def prune(
     distribution: "uniform" (every layer alike), "erk" (Erdős-Rényi-Kernel) or "global" (one ranking of all weights).
     layers: exceptions by name pattern, e.g. {"fc3.weight": half, "conv1.weight": 0.0, "fc.weight": at_most(0.8)}.
     where: which weights; by default all matrices and kernels that multiply inputs (see `powerprop.select`).
+    pattern: "n:m", such as "2:4", instead of a sparsity: exactly n of every m weights along the inputs stay.
     """
-    masks = magnitude_masks(model, sparsity, distribution, layers, where)
+    if (sparsity is None) == (pattern is None):
+        raise ValueError(f"prune needs a sparsity or a pattern, one of them, got {sparsity!r} and {pattern!r}")
+    if sparsity is None:
+        sparsity = sparsity_of(str(pattern))
+    masks = magnitude_masks(model, sparsity, distribution, layers, where, pattern)
     warn_of_empty_layers(masks, sparsity, distribution, layers, stacklevel=2)
     masks.apply(model)
     return masks
