@@ -20,6 +20,8 @@ PRESET = "cpu"
 """The preset unless another is asked for."""
 LONG = 6
 """Lists of more values than this are shortened in the help."""
+OF_STRATEGIES = "-strategies"
+"""The end of the name of an experiment that compares methods on the benchmark of another."""
 
 OF_EVERY_RUN: dict[str, Any] = {
     "workers": Annotated[
@@ -106,7 +108,10 @@ def all_options(preset: str) -> Any:
     for name, each in EXPERIMENTS.items():
         start = preset if preset in each.presets else next(iter(each.presets))
         kind = options_class(each, start)
-        kinds.append(Annotated[kind, tyro.conf.subcommand(name, description=f"{each.title} ({each.paper})")])
+        description = f"{each.title} ({each.paper})"
+        if f"{name}{OF_STRATEGIES}" in EXPERIMENTS:
+            description += f". With --strategy NAME ... or all: see {name}{OF_STRATEGIES}"
+        kinds.append(Annotated[kind, tyro.conf.subcommand(name, description=description)])
     return Annotated[Union[tuple(kinds)], tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes]  # noqa: UP007
 
 
@@ -137,6 +142,14 @@ def asked_preset(arguments: Sequence[str]) -> str:
         if each.startswith("--preset="):
             return each.partition("=")[2]
     return PRESET
+
+
+def with_strategies(arguments: Sequence[str]) -> list[str]:
+    """`run split-mnist --strategy EWC` is `run split-mnist-strategies --strategy EWC`, its table of methods."""
+    command, name = [*arguments, "", ""][:2]
+    table = f"{name}{OF_STRATEGIES}"
+    asked = any(each.partition("=")[0] == "--strategy" for each in arguments)
+    return [command, table, *arguments[2:]] if command == "run" and asked and table in EXPERIMENTS else list(arguments)
 
 
 def check_run(arguments: Sequence[str]) -> None:

@@ -173,7 +173,8 @@ class DGR(GenerativeReplay):
         net = self.vae.net
         assert net is not None
         if self.vae_optimizer is None:
-            self.vae_optimizer = torch.optim.Adam(net.parameters(), lr=self.vae_lr)
+            fused = self.device.type in ("cpu", "cuda")
+            self.vae_optimizer = torch.optim.Adam(net.parameters(), lr=self.vae_lr, fused=fused)
         net.train()
         shown, again = self.shown(), self.again
         bounds = self.bound_of(cast(Autoencoder, net), shown if again is None else torch.cat([shown, again]))

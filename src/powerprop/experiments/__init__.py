@@ -1,6 +1,10 @@
 """The experiments of the paper, one file per figure or table."""
 
 from powerprop.experiments.boundaries.train import EXPERIMENT as UNKNOWN_BOUNDARIES
+from powerprop.experiments.continual.baselines.experiments import PERMUTED_MNIST as PERMUTED_MNIST_STRATEGIES
+from powerprop.experiments.continual.baselines.experiments import POWERPROP_EWC
+from powerprop.experiments.continual.baselines.experiments import SPLIT_CIFAR100 as SPLIT_CIFAR100_STRATEGIES
+from powerprop.experiments.continual.baselines.experiments import SPLIT_MNIST as SPLIT_MNIST_STRATEGIES
 from powerprop.experiments.continual.long_permuted_mnist import EXPERIMENT as LONG_PERMUTED_MNIST
 from powerprop.experiments.continual.long_permuted_mnist import THREE_HUNDRED as LONG_PERMUTED_MNIST_300
 from powerprop.experiments.continual.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
@@ -26,6 +30,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     "split-cifar100": SPLIT_CIFAR100,
     "long-permuted-mnist": LONG_PERMUTED_MNIST,
     "long-permuted-mnist-300": LONG_PERMUTED_MNIST_300,
+    "split-mnist-strategies": SPLIT_MNIST_STRATEGIES,
+    "permuted-mnist-strategies": PERMUTED_MNIST_STRATEGIES,
+    "split-cifar100-strategies": SPLIT_CIFAR100_STRATEGIES,
+    "powerprop-ewc": POWERPROP_EWC,
     "unknown-boundaries": UNKNOWN_BOUNDARIES,
 }
 

@@ -74,7 +74,12 @@ def rate(config: Config, alpha: float) -> float:
     """The learning rate of an α: lr(α)·α²|w|^(2-2/α) = lr(1) for weights of the typical size."""
     if not config.scale_lr:
         return config.lr
-    return float(config.lr * config.magnitude ** (2 / alpha - 2) / alpha**2)
+    return equal_rate(config.lr, config.magnitude, alpha)
+
+
+def equal_rate(lr: float, magnitude: float, alpha: float) -> float:
+    """The rate at which a weight of this size learns under α as fast as at `lr` without: lr·|w|^(2/α-2)/α²."""
+    return float(lr * magnitude ** (2 / alpha - 2) / alpha**2)
 
 
 def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:

@@ -1,0 +1,188 @@
+"""What a table of methods says: our values by scenario, those of others beside them, accuracy against bytes kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerprop.continual import STRATEGIES, Scenario
+from powerprop.experiments.continual.baselines.arms import tuned
+from powerprop.experiments.continual.baselines.config import Config
+from powerprop.experiments.continual.baselines.measured import (
+    FAR,
+    Comparison,
+    Measured,
+    comparisons,
+    measure_all,
+    summary,
+)
+from powerprop.experiments.continual.baselines.protocol import ECONOMY, PROTOCOLS, all_options
+from powerprop.experiments.continual.baselines.published import CLASS
+from powerprop.experiments.harness.experiment import Findings, Results
+from powerprop.experiments.harness.pages import run_page
+from powerprop.report import Column, Headline, Image, Mean, Point, Section, Stat, Table, scatter
+
+MEGABYTE, NOTHING = 1e6, 1e3
+"""Methods that keep nothing are drawn at a kilobyte, since a logarithmic axis has no zero."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """The words of a report."""
+
+    title: str
+    paper: str
+    intro: str
+
+
+def findings(config: Config, results: Results, out: Path, story: Story) -> Findings:
+    """Draw the figures into `out/figures` and write the page, the tables and the summary."""
+    measured = measure_all(config, results)
+    table, beside = main_table(config, measured), comparisons(config, measured)
+    lost = [text for m in measured for text in m.diverged]
+    notes = " ".join(sorted(set().union(*(m.notes for m in measured))))
+    sections = [
+        Section("All methods", "", pictures(config, measured, out / "figures"), [table]),
+        *([Section("Beside published values", BESIDE, tables=[beside_table(beside)])] if beside else []),
+        *([Section("Strengths", STRENGTHS, tables=[strength_table(config, measured)])] if chosen(config) else []),
+        *([Section("Diverged", "\n\n".join(lost))] if lost else []),
+    ]
+    page = run_page(
+        out, config, story.title, f"{story.intro}\n\n{run_note(config)} {notes}".strip(), story.paper, sections,
+        stats(config, measured), headline(beside),
+    )  # fmt: skip
+    return Findings(page, table, summary(config, measured))
+
+
+BESIDE = (
+    "Every value with its scenario. The paper's table takes its values from the published ones; where it prints one of "
+    "another scenario under class-incremental learning, it stands in the row of the scenario that it is of. "
+    f"Away: our mean minus the published one, in its standard deviations; more than {FAR:g} has an exclamation mark. "
+    "EfficientPackNet and PackNet infer the task from groups of images here, as in the paper."
+)
+STRENGTHS = (
+    "The strength of a penalty was chosen on validation data among factors of the published one, with the first seed, "
+    "for each power by itself; then all seeds were run with it."
+)
+
+
+def run_note(config: Config) -> str:
+    """What this run did, for a reader who will compare it with others."""
+    protocol = PROTOCOLS[config.benchmark]
+    seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
+    own = ", ".join(f"{name}: {kind} with {lr:g}" for name, (kind, lr) in protocol.own.items())
+    economy = [f"{name} with {', '.join(f'{k} {v}' for k, v in each.items())}" for name, each in ECONOMY.items()]
+    generators = f"DGR and RtF with {config.generator_steps:,} steps per task in the class-incremental scenario"
+    economy += [generators] if config.generator_steps else []
+    saved = f" To save time: {'; '.join(economy)}." if config.economy else ""
+    return (
+        f"Protocol: {protocol.reference}. This run: {config.tasks or protocol.tasks} tasks, {config.epochs:g} epochs, "
+        f"{seeds}, {config.validation:,} training images held back for choices. Other optimisers: {own}. "
+        f"A third of the steps of PackNet and EfficientPackNet are retraining.{saved}"
+    )
+
+
+def main_table(config: Config, measured: Sequence[Measured]) -> Table:
+    """One row per method, the scenario of every number in the heading; empty where a method has none."""
+    groups = CLASS in config.columns() and any(m.together() is not None for m in measured)
+    columns: list[str | Column] = [
+        "",
+        *(Column(scenario, "max", 2, percent=True) for scenario in config.columns()),
+        *([Column(f"{CLASS}, {config.group} images", None, 2, percent=True)] if groups else []),
+        Column("kept (MB)", None, 2), Column("seconds", None, 0),
+    ]  # fmt: skip
+    rows: list[list[str | Mean | float | None]] = []
+    for m in measured:
+        kept = m.most_kept()
+        values = [m.accuracy(scenario) for scenario in config.columns()] + ([m.together()] if groups else [])
+        rows.append([m.arm.label, *values, None if kept is None else kept / MEGABYTE, m.seconds()])
+    caption = (
+        "Average test accuracy over all tasks after the last, in percent. Kept: what a method keeps beyond the model, "
+        "the most of all scenarios. Seconds: of one run on one core, with evaluation."
+    )
+    if groups:
+        caption += f" {config.group} images: methods that infer the task do so from so many images that share it."
+    return Table(f"{config.benchmark}, all tasks, after the last", columns, rows, caption)
+
+
+def beside_table(found: Sequence[Comparison]) -> Table:
+    """One row per value that somebody has published."""
+    columns: list[str | Column] = [
+        "", "scenario", Column("here", None, 2, percent=True), Column("published", paper=True), "source", "away",
+        Column("the paper's table", paper=True),
+    ]  # fmt: skip
+    rows = [
+        [
+            c.label, c.scenario, c.here, None if c.published is None else str(c.published),
+            None if c.published is None else c.published.source, _away(c),
+            None if c.printed is None else str(c.printed),
+        ]
+        for c in found
+    ]  # fmt: skip
+    return Table("Values and those of others", columns, rows, "Average accuracy in percent.")
+
+
+def _away(c: Comparison) -> str | None:
+    return None if c.away is None else f"{c.away:+.1f}{' !' if abs(c.away) > FAR else ''}"
+
+
+def chosen(config: Config) -> bool:
+    """True if strengths were tuned."""
+    return len(config.strengths) > 1
+
+
+def strength_table(config: Config, measured: Sequence[Measured]) -> Table:
+    """Which factor of the published strength was chosen."""
+    own = [m for m in measured if tuned(config, m.arm) and "strength" in all_options(STRATEGIES[m.arm.name])]
+    scenarios = config.columns()
+    columns: list[str | Column] = ["", *scenarios]
+    rows = [[m.arm.label, *(_factor(m, scenario) for scenario in scenarios)] for m in own]
+    tried = ", ".join(f"{each:g}" for each in config.strengths)
+    return Table("Factors of the published strength", columns, rows, f"Tried: {tried}.")
+
+
+def _factor(m: Measured, scenario: Scenario) -> str | None:
+    outputs = m.scenarios.get(scenario)
+    return None if outputs is None else f"{m.strengths[outputs]:g}"
+
+
+def pictures(config: Config, measured: Sequence[Measured], figures: Path) -> list[Image]:
+    """Accuracy against bytes kept, a picture for every scenario; the hardest one first."""
+    drawn = []
+    for scenario in reversed(config.columns()):
+        points = [
+            Point(m.arm.label, max(kept, NOTHING) / MEGABYTE, value)
+            for m in measured
+            if (value := m.accuracy(scenario)) is not None and (kept := m.kept(scenario)) is not None
+        ]
+        if points:
+            title = f"Accuracy against what is kept ({scenario})"
+            caption = "Methods that keep nothing beyond the model stand at 0.001 MB."
+            drawn.append(
+                scatter(
+                    points, figures / f"{scenario}.svg", title, "megabytes kept beyond the model", "average accuracy",
+                    percent=True, logx=True, caption=caption,
+                )
+            )  # fmt: skip
+    return drawn
+
+
+def stats(config: Config, measured: Sequence[Measured]) -> list[Stat]:
+    """The best method of every scenario; the upper bound does not compete."""
+    found = []
+    for scenario in config.columns():
+        values = [(value, m) for m in measured if m.arm.name != "JointTraining" and (value := m.accuracy(scenario))]
+        if values:
+            value, best = max(values, key=lambda pair: pair[0].mean)
+            found.append(Stat(scenario, f"{value.mean:.2%}", best.arm.label))
+    return found
+
+
+def headline(found: Sequence[Comparison]) -> Headline | None:
+    """How many of the published values this run comes near to."""
+    away = [c.away for c in found if c.away is not None]
+    if not away:
+        return None
+    near = sum(abs(each) <= FAR for each in away)
+    return Headline("values within two published standard deviations", f"{near} of {len(away)}", "")
