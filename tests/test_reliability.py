@@ -49,6 +49,26 @@ def test_fuzz() -> None:
     assert (cases, wrong, tracebacks, hangs) == (240, 0, 0, 0)
 
 
+def test_metrics_that_were_cut_after_the_last_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", families.made_up)
+    families.add_presets(monkeypatch.setitem)
+    assert main(families.command("continual", tmp_path / "run")) == 0
+    job = min((tmp_path / "run" / "jobs").iterdir())
+    (job / "result.json").unlink()
+    assert main(families.command("continual", tmp_path / "run")) == 0
+    (job / "result.json").unlink()
+    content = (job / "metrics.jsonl").read_bytes()
+    for damaged, reason in ((content[:-5], "it was cut short"), (content.replace(b"1", b"7"), "is damaged or edited")):
+        (job / "metrics.jsonl").write_bytes(damaged)
+        assert main(families.command("continual", tmp_path / "run")) == 1
+        error = capsys.readouterr().err
+        assert f"{job / 'metrics.jsonl'} " in error
+        assert reason in error
+        assert f"delete {job} and the same command does this job again" in error
+
+
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_tensorboard_hears_of_every_job(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     families.write_pictures(tmp_path / "data")

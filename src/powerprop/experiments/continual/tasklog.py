@@ -23,9 +23,7 @@ class TaskLog:
 
     def write(self, step: int, **values: float) -> None:
         """One line about a step of the current task."""
-        if not self.resumed:  # not before: only now the learner is what it was when it was saved
-            self.log.rewind(*self.learner.records.get(RECORD, (0, 0)))
-            self.resumed = True
+        self._resume()
         self.log.write(self.learner.current * self.steps + step, **values)
 
     def end_task(self, **values: float) -> None:
@@ -34,5 +32,12 @@ class TaskLog:
         self.learner.records[RECORD] = [self.log.position(), self.log.checksum()]
 
     def other_records(self) -> dict[str, Any]:
-        """The learner's records without that of the log."""
+        """The learner's records without that of the log, once all is learned and the log is as the learner knows it."""
+        self._resume()  # a learner that was saved after its last task has not written anything
         return {name: value for name, value in self.learner.records.items() if name != RECORD}
+
+    def _resume(self) -> None:
+        """Take up the log where the learner was saved: when it is first needed, since the learner is loaded by then."""
+        if not self.resumed:
+            self.log.rewind(*self.learner.records.get(RECORD, (0, 0)))
+            self.resumed = True

@@ -111,7 +111,7 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
             )
         except NonFiniteError as error:
             diverged = {"diverged": f"task {learner.current}: {error}"}
-    return {**diverged, "note": images.note, **lines.other_records()}
+        return {**diverged, "note": images.note, **lines.other_records()}
 
 
 def load_images(config: Config) -> data.Images:
