@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.optim import Powerprop
-from powerprop.power import slope
 
 __all__ = ["Gradients"]
 
@@ -51,12 +50,10 @@ class Gradients:
 
 def _metric(optimizer: Powerprop, name: str, parameter: nn.Parameter) -> Tensor:
     """s² where the parameter is trained, 0 elsewhere."""
-    master = optimizer.masters.get(name)
-    if master is None:
+    if name not in optimizer.masters:
         return torch.ones_like(parameter)
-    master.sync()
-    squared = torch.ones_like(parameter) if master.phi is None else slope(master.phi, master.alpha).square()
-    return squared if master.trainable is None else squared * master.trainable
+    squared, trained = optimizer.slope(name).square(), optimizer.masters[name].trainable
+    return squared if trained is None else squared * trained
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
