@@ -14,7 +14,6 @@ from powerprop.continual import (
     AGEM,
     ER,
     GEM,
-    STRATEGIES,
     Classification,
     JointTraining,
     Memory,
@@ -196,7 +195,8 @@ def violations(
 ) -> tuple[int, int]:
     """Steps that go against the memory to first order, Σ (∂M/∂φ) Δφ > 0, and steps that were projected."""
     if not weighed:
-        monkeypatch.setattr("powerprop.continual.gradients.slope", lambda phi, alpha: torch.ones_like(phi))
+        plain = lambda self, name: torch.ones_like(self.masters[name].param)  # noqa: E731
+        monkeypatch.setattr("powerprop.optim.Powerprop.slope", plain)
     options = {"memory": 30, "rehearsed": 30, "steps": 60, "alpha": 1.5} | options
     learner = kind(mlp([8, 16, 3], generator=seeded()), sgd(0.05), **options)
     learner.learn(make_task(tensors("classification", 0, 128)))
@@ -243,7 +243,7 @@ def test_what_cannot_move_has_no_part_in_inner_products() -> None:
     space = Gradients(optimizer, model)
     assert len(space.metric) == 4 * 8 + 4 + 12
     expected = slope(optimizer.masters["fc1.weight"].phi, 1.5).square() * mask
-    assert torch.equal(space.metric[:32], expected.flatten())
+    assert torch.allclose(space.metric[:32], expected.flatten())
     assert torch.equal(space.metric[32:36], torch.ones(4))
 
 
@@ -393,12 +393,6 @@ def test_bytes_are_those_of_the_examples(name: str) -> None:
     learner = make(name)
     learner.learn(tensors("classification", 0))
     assert learner.memory_bytes() == 40 * (8 * 4 + 8 + 8)
-
-
-def test_published_settings_make_learners() -> None:
-    for name in ("ER", "GEM", "AGEM", "PerfectMemory", "JointTraining"):
-        for options in STRATEGIES[name].PUBLISHED.values():
-            assert STRATEGIES[name](mlp([8, 4, 3]), sgd(), **options)
 
 
 @pytest.mark.parametrize(
