@@ -79,8 +79,8 @@ def run_note(config: Config) -> str:
     saved = f" To save time: {'; '.join(economy)}." if config.economy else ""
     return (
         f"Protocol: {protocol.reference}. This run: {config.tasks or protocol.tasks} tasks, {config.epochs:g} epochs, "
-        f"{seeds}, {config.validation:,} training images held back for choices. Images have mean 0 and variance 1{pixels}. "
-        f"Other optimisers: {own}. "
+        f"{seeds}, {config.validation:,} training images held back for choices. "
+        f"Images have mean 0 and variance 1{pixels}. Other optimisers: {own}. "
         f"A third of the steps of PackNet and EfficientPackNet are retraining.{saved}"
     )
 
