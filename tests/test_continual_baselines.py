@@ -35,7 +35,7 @@ from powerprop.experiments.continual.baselines.protocol import (
 )
 from powerprop.experiments.continual.baselines.published import PRINTED, PUBLISHED, Value
 from powerprop.experiments.continual.baselines.report import Story, findings, headline
-from powerprop.experiments.continual.baselines.train import make_learner, plan_of, run_job
+from powerprop.experiments.continual.baselines.train import make_learner, make_stream, plan_of, run_job
 from powerprop.experiments.harness.runner import run
 from powerprop.report import Mean, method_look, write_page
 
@@ -229,6 +229,14 @@ def test_generators_have_their_published_steps_or_those_asked_for() -> None:
     assert [steps(name, "task-incremental", None) for name in ("DGR", "LwF", "EWC")] == [2_000, 2_000, 350]
     assert [steps(name, "class-incremental", 1_000) for name in ("DGR", "LwF", "EWC")] == [1_000, 350, 350]
     assert [steps("DGR", "class-incremental", 0), steps("DGR", "task-incremental", 1_000)] == [350, 350]
+
+
+def test_images_are_normalised_but_for_methods_of_pixels() -> None:
+    images = load("mnist")
+    for name, centred in (("GEM", True), ("DGR", False)):
+        x = torch.cat([task.train().x for task in make_stream(replace(SMOKE, tasks=0, validation=1), images, name, 0)])
+        assert (abs(float(x.mean())) < 0.01 and abs(float(x.std()) - 1) < 0.01) == centred
+        assert (float(x.min()) == 0 and float(x.max()) == 1) != centred
 
 
 def test_methods_that_need_the_task_have_one_column() -> None:

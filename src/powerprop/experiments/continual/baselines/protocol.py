@@ -28,7 +28,8 @@ class Protocol:
         optimizer, lr, batch: of every method that has none of its own.
         outputs: what the network answers with, by scenario; scenarios with the same outputs share a training.
         own: optimiser and learning rate of methods that the reference, or their own paper, trains otherwise.
-        steps: of methods whose published values are of so many steps per task, whatever the epochs.
+        steps: of methods whose published values are van de Ven & Tolias's: so many steps per task, whatever the epochs,
+            on pixels in [0, 1]. Others see images with mean 0 and variance 1.
         reference: where the protocol is from.
     """
 

@@ -75,10 +75,12 @@ def run_note(config: Config) -> str:
     economy = [f"{name} with {', '.join(f'{k} {v}' for k, v in each.items())}" for name, each in ECONOMY.items()]
     generators = f"DGR and RtF with {config.generator_steps:,} steps per task in the class-incremental scenario"
     economy += [generators] if config.generator_steps else []
+    pixels = f"; for {', '.join(protocol.steps)} they are pixels in [0, 1]" if protocol.steps else ""
     saved = f" To save time: {'; '.join(economy)}." if config.economy else ""
     return (
         f"Protocol: {protocol.reference}. This run: {config.tasks or protocol.tasks} tasks, {config.epochs:g} epochs, "
-        f"{seeds}, {config.validation:,} training images held back for choices. Other optimisers: {own}. "
+        f"{seeds}, {config.validation:,} training images held back for choices. "
+        f"Images have mean 0 and variance 1{pixels}. Other optimisers: {own}. "
         f"A third of the steps of PackNet and EfficientPackNet are retraining.{saved}"
     )
 

@@ -49,7 +49,7 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
     """Learn all tasks, from the saved learner in the folder if there is one, and measure."""
     device = local_device()
     images = load_images(config)
-    stream = make_stream(config, images.to(device), job.settings["seed"])
+    stream = make_stream(config, images.to(device), job.settings["strategy"], job.settings["seed"])
     scenarios = outputs_of(config.benchmark, job.settings["strategy"], config.columns())[job.settings["outputs"]]
     learner = make_learner(config, job.settings, images, device)
     with MetricsLog(folder / "metrics.jsonl") as log:
@@ -95,18 +95,17 @@ def load_images(config: Config) -> data.Images:
     )  # fmt: skip
 
 
-def make_stream(config: Config, images: data.Images, seed: int) -> list[data.Task]:
-    """The tasks of a seed; their images are made when they are asked for."""
-    protocol = PROTOCOLS[config.benchmark]
+def make_stream(config: Config, images: data.Images, name: str, seed: int) -> list[data.Task]:
+    """The tasks of a seed as a method sees them; their images are made when they are asked for."""
+    protocol, transform = PROTOCOLS[config.benchmark], data.to_float
+    if name not in protocol.steps:
+        mean, std = data.mean_std(images.train_x)
+        transform = partial(data.normalise, mean=mean, std=std)
+    options: dict[str, Any] = {"validation": config.validation, "transform": transform}
     if protocol.stream == "permuted":
-        stream = data.permuted(images, protocol.tasks, seed, validation=config.validation)
+        stream = data.permuted(images, protocol.tasks, seed, **options)
     else:
-        transform = data.to_float
-        if images.shape[0] > 1:
-            mean, std = data.mean_std(images.train_x)
-            transform = partial(data.normalise, mean=mean, std=std)
-        per_task = images.classes // protocol.tasks
-        stream = data.split(images, per_task, validation=config.validation, transform=transform)
+        stream = data.split(images, images.classes // protocol.tasks, **options)
     return stream[: config.tasks or None]
 
 
