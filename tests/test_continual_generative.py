@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop.continual import DGR, STRATEGIES, Classification, Regression, RtF, Strategy, load_learner, make_task
+from powerprop.continual import DGR, Classification, Regression, RtF, Strategy, load_learner, make_task
 from powerprop.models import VAE, mlp, replay_vae, vae
 from strategies import make, tensors
 
@@ -191,9 +191,3 @@ def test_what_generative_replay_cannot_do_is_refused() -> None:
     learner.learn(tensors("classification", 0))
     with pytest.raises(ValueError, match=r"makes inputs of shape \(8,\), got \(2, 4\)"):
         learner.learn((torch.rand(32, 2, 4), torch.zeros(32, dtype=torch.long)))
-
-
-def test_published_settings_make_learners() -> None:
-    for name in ("DGR", "RtF"):
-        for options in STRATEGIES[name].PUBLISHED.values():
-            assert STRATEGIES[name](replay_vae([8, 4], 3), adam, **options)

@@ -170,6 +170,20 @@ def test_a_configuration_that_was_edited(content: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_one_letter_of_the_configuration_makes_no_other_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    go(out)
+    path = out / "config.json"
+    content = path.read_text()
+    path.write_text(content.replace('"x"', '"y"'))
+    with pytest.raises(
+        FileError, match=r"config\.json is damaged or edited: .*; undo what was edited, or choose another"
+    ):
+        go(out)
+    path.write_text(content)
+    go(out)
+
+
 def test_a_damaged_checkpoint_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from powerprop.experiments.harness.experiment import Experiment, Job, Results, RunError
 from powerprop.experiments.harness.records import RESULT, made_with, read_result
 from powerprop.experiments.harness.versions import Versions, merged, versions
-from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sweep, write_json, write_sealed_json
+from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sweep, write_sealed_json
 
 CONFIG, VERSIONS, LOCK, JOBS = "config.json", "versions.json", ".lock", "jobs"
 MOST_JOBS = 100_000
@@ -29,7 +29,7 @@ def prepare(out: Path, experiment: Experiment, preset: str, config: Any) -> None
     sweep(out)
     restore_versions(out)
     if not file.exists():
-        write_json(file, wanted)
+        write_sealed_json(file, wanted)
 
 
 def describe(experiment: Experiment, preset: str, config: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
     path = out / CONFIG
     if not path.is_file():
         raise RunError(f"{out} is not the folder of a run: it has no {CONFIG}")
-    saved = read_json(path)
+    saved = _read_config(path)
     name = saved.get("experiment") if isinstance(saved, dict) else None
     if not isinstance(name, str) or name not in experiments:
         raise RunError(f"{path} is not of a run of {', '.join(experiments)}; choose another --out")
@@ -53,6 +53,17 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         text = f"{path} does not fit {experiment.name}: {error}"
         raise RunError(f"{text}; undo what was edited, or choose another --out") from None
+
+
+def _read_config(path: Path) -> Any:
+    """What config.json says; without a checksum it is of a run of before there were any, and has nothing else in it."""
+    saved = read_json(path)
+    if not isinstance(saved, dict) or saved.keys() <= {"experiment", "preset", "config"}:
+        return saved
+    try:
+        return read_sealed_json(path)
+    except FileError as error:
+        raise FileError(f"{error}; undo what was edited, or choose another --out") from None
 
 
 def known_jobs(experiment: Experiment, config: Any, results: Results) -> list[Job]:
