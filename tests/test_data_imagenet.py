@@ -17,7 +17,7 @@ from pictures import encoded, picture
 from powerprop.data import DataCorrupt, DataNotFound
 from powerprop.data.crops import MEAN, STD, centre_crop, random_box, random_resized_crop, standardise
 from powerprop.data.imagenet import Folder, find_pictures
-from powerprop.data.loader import PictureBatches, epoch_order, evaluation_batches
+from powerprop.data.picture_batches import PictureBatches, epoch_order, evaluation_batches
 from powerprop.data.shards import Shards, write_shard
 from powerprop.train.distributed import Ranks
 

@@ -17,7 +17,7 @@ from powerprop.data.duplicates import has_near_duplicate
 from powerprop.data.notmnist import idx_bytes, load_notmnist, split_rows
 from powerprop.data.pictures import MAX_BYTES, decode
 from powerprop.data.sources import NOTMNIST, TINY_IMAGENET_10, FolderSource, IdxFile
-from powerprop.data.tiny import load_tiny
+from powerprop.data.tiny_imagenet import load_tiny
 
 pytestmark = pytest.mark.usefixtures("no_data_places")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from powerprop.schedules import constant, cosine, cubic, moment, period
+from powerprop.schedules import constant, cosine, cubic, period, step_of
 
 
 def test_constant() -> None:
@@ -26,7 +26,7 @@ def test_cubic_by_hand() -> None:
 
 @pytest.mark.parametrize(("value", "step"), [(0.75, 75), (1.0, 100), (0, 0), (30, 30), (0.0, 0)])
 def test_moment(value: float, step: int) -> None:
-    assert moment(value, 100, "stop") == step
+    assert step_of(value, 100, "stop") == step
 
 
 def test_period_is_at_least_one_step() -> None:
@@ -36,12 +36,12 @@ def test_period_is_at_least_one_step() -> None:
 @pytest.mark.parametrize("bad", [-1, 1.5, -0.1, float("nan"), True, "soon"])
 def test_moments_that_mean_nothing(bad: object) -> None:
     with pytest.raises(ValueError, match=rf"stop must be a step .* or a fraction of steps .*, got {bad!r}"):
-        moment(bad, 100, "stop")  # type: ignore[arg-type]
+        step_of(bad, 100, "stop")  # type: ignore[arg-type]
 
 
 def test_a_fraction_needs_the_number_of_steps() -> None:
     with pytest.raises(ValueError, match=r"stop=0\.5 is a fraction of steps: give steps="):
-        moment(0.5, None, "stop")
+        step_of(0.5, None, "stop")
 
 
 @pytest.mark.parametrize("bad", [0, 0.0])
@@ -62,8 +62,8 @@ def test_a_cosine_that_stops_before_it_starts() -> None:
 
 
 def test_any_kind_of_number() -> None:
-    assert moment(np.int64(7), None, "stop") == 7
-    assert moment(np.float32(0.5), 100, "stop") == 50
+    assert step_of(np.int64(7), None, "stop") == 7
+    assert step_of(np.float32(0.5), 100, "stop") == 50
 
 
 @pytest.mark.parametrize(

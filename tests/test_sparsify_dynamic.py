@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import powerprop as pp
 from nets import net, train
-from powerprop.entries import places
+from powerprop.mask_entries import places
 from powerprop.schedules import constant
 from powerprop.sparsify import Method
 from powerprop.sparsify.base import share, top_among

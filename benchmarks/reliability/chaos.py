@@ -27,7 +27,7 @@ from typing import Any
 
 import families
 import torch
-from faults import DISK_STAGES, STAGES, Faults, Moment
+from faults import DISK_STAGES, STAGES, Faults, StepOrFraction
 
 from powerprop.cli import main
 from powerprop.experiments.harness.records import FOR_RESUMING
@@ -187,13 +187,13 @@ class Chaos:
             fine = ended.code == 1 and len(ended.errors.splitlines()) == 1 and named
             self.settle("disk full at a write", out, "" if fine else f"{moment}: {ended}")
 
-    def some_moments(self, stages: tuple[str, ...], most: int) -> Iterator[Moment]:
+    def some_moments(self, stages: tuple[str, ...], most: int) -> Iterator[StepOrFraction]:
         """Each stage of each kind of file at one of the times that it is reached, in random order."""
         pairs = [pair for pair in self.moments if pair[0] in stages]
         self.chance.shuffle(pairs)
         for stage, kind in pairs[:most]:
             if self.time_left:
-                yield Moment(stage, kind, self.chance.randint(1, self.moments[stage, kind]))
+                yield StepOrFraction(stage, kind, self.chance.randint(1, self.moments[stage, kind]))
 
     def small_disk(self, count: int) -> None:
         """A disk that is really full, at several sizes; then it has room."""
@@ -240,7 +240,7 @@ class Chaos:
         """A run that was killed when it had put a file to resume from in its place for the second time."""
         kind = next((k for k in FOR_RESUMING if ("replaced", k) in self.moments), "result.json")
         out = self.place / f"{self.family}-half"
-        self.run(out, Faults(Moment("replaced", kind, min(2, self.moments["replaced", kind]))))
+        self.run(out, Faults(StepOrFraction("replaced", kind, min(2, self.moments["replaced", kind]))))
         return out
 
     def damaged(self, base: Path, path: Path, damage: str) -> None:

@@ -24,7 +24,7 @@ DISK_STAGES = ("half", "fsync", "line")
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepOrFraction:
     """The `count`-th time that a stage is reached in writing a kind of file."""
 
     stage: str
@@ -49,7 +49,7 @@ class Faults:
         record: file that gets all moments that were reached, when nothing strikes.
     """
 
-    def __init__(self, at: Moment | None, strike: str = "kill", record: Path | None = None) -> None:
+    def __init__(self, at: StepOrFraction | None, strike: str = "kill", record: Path | None = None) -> None:
         self.at, self.how, self.record = at, strike, record
         self.reached: Counter[tuple[str, str]] = Counter()
 
@@ -57,7 +57,7 @@ class Faults:
         """Count; whether this is the moment."""
         kind = kind_of(path)
         self.reached[stage, kind] += 1
-        return self.at == Moment(stage, kind, self.reached[stage, kind])
+        return self.at == StepOrFraction(stage, kind, self.reached[stage, kind])
 
     def strike(self) -> None:
         if self.how == "full":

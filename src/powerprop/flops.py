@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 
 from powerprop.allocate import Layers
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
 from powerprop.optim import Powerprop
 from powerprop.select import Where, is_table, select
 from powerprop.sparsify.base import Method

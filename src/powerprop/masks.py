@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from powerprop.entries import count
+from powerprop.mask_entries import count
 from powerprop.select import Where, select
 from powerprop.tensorfiles import read_tensors, write_tensors
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, confine, laid_out_like, masked
-from powerprop.entries import put_
+from powerprop.mask_entries import put_
 from powerprop.power import abs_power, flush, psi_inverse
 
 __all__ = ["Master"]

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from powerprop.absorb import masked
 from powerprop.closures import asks_for_closure, confined, evaluated
-from powerprop.entries import zero_
 from powerprop.freeze import Frozen
+from powerprop.mask_entries import zero_
 from powerprop.masks import Masks
 from powerprop.master import Master
 from powerprop.optim_checks import check_kinds, check_masks, check_weight, check_where, nothing_chosen

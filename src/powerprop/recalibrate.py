@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
 
 __all__ = ["recalibrate"]
 

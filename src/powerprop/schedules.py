@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from numbers import Integral, Real
 
-__all__ = ["Moment", "Schedule", "constant", "cosine", "cubic", "moment", "number", "period"]
+__all__ = ["Schedule", "StepOrFraction", "constant", "cosine", "cubic", "number", "period", "step_of"]
 
 Schedule = Callable[[int], float]
 """A number for every step of training."""
 
-Moment = int | float
+StepOrFraction = int | float
 """A step (int), or a fraction of all steps (float)."""
 
 
@@ -57,7 +57,7 @@ def _cubic(initial: float, final: float, start: int, stop: int, step: int) -> fl
     return final + (initial - final) * remaining**3
 
 
-def moment(value: Moment, steps: int | None, name: str) -> int:
+def step_of(value: StepOrFraction, steps: int | None, name: str) -> int:
     """The step meant: an int is the step itself, a float in [0, 1] a fraction of `steps`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if whole and value >= 0:
@@ -69,8 +69,8 @@ def moment(value: Moment, steps: int | None, name: str) -> int:
     return round(float(value) * steps)
 
 
-def period(value: Moment, steps: int | None, name: str = "interval") -> int:
+def period(value: StepOrFraction, steps: int | None, name: str = "interval") -> int:
     """The steps between two events, at least 1: an int, or a float in (0, 1] as a fraction of `steps`."""
     if value == 0:
         raise ValueError(f"{name} must be more than 0 steps, got {value!r}")
-    return max(1, moment(value, steps, name))
+    return max(1, step_of(value, steps, name))

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from powerprop.commands.checkpoint import Stored, read_state, weights_of
 from powerprop.commands.show import bar, grid, size_of
-from powerprop.entries import count
 from powerprop.export.encode import encode
+from powerprop.mask_entries import count
 
 __all__ = ["inspect"]
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from powerprop.allocate import DISTRIBUTIONS, check_sparsity
 from powerprop.commands.checkpoint import CommandError, build, read_state, weights_of
 from powerprop.commands.show import grid, size_of
-from powerprop.entries import count
 from powerprop.export.files import write
+from powerprop.mask_entries import count
 from powerprop.select import select
 from powerprop.sparsify.prune import top_k_masks
 

@@ -20,7 +20,7 @@ from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.reach import units_seen
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress, Strategy
-from powerprop.entries import count
+from powerprop.mask_entries import count
 from powerprop.master import Master
 
 __all__ = ["HAT"]

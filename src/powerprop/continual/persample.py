@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from powerprop.continual.view import wearing
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
 
 __all__ = ["mean_over_inputs"]
 

@@ -22,8 +22,8 @@ from powerprop.continual.optimiser import OptimizerFactory, powerprop_of
 from powerprop.continual.source import Missing, Source, to_device
 from powerprop.continual.task import Task, derived_seed, drawing_from
 from powerprop.continual.view import AsTask
-from powerprop.entries import count
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
+from powerprop.mask_entries import count
 from powerprop.select import Where
 from powerprop.train.fit import LossTally
 

@@ -3,8 +3,8 @@
 from powerprop.data.batches import Batches, crop_and_flip
 from powerprop.data.images import Images, Part, Splits, mean_std, normalise, to_float
 from powerprop.data.load import load
+from powerprop.data.locate import DataCorrupt, DataNotFound
 from powerprop.data.rotated import rotated
-from powerprop.data.store import DataCorrupt, DataNotFound
 from powerprop.data.streams import Stream, Task, permuted, split
 
 __all__ = [

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
+from powerprop.data.locate import Bytes, check, corrupt, download_root, not_found, read_checked, roots
 from powerprop.data.sources import CifarSource
-from powerprop.data.store import Bytes, check, corrupt, download_root, not_found, read_checked, roots
 from powerprop.files import write_atomically
 
 NPY_HEADER_BYTES = 4096

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from powerprop.data.store import Bytes
+from powerprop.data.locate import Bytes
 
 NEAR = 10.0
 """Images are near-duplicates if their pixels differ by at most this many of 255 grey levels (root mean square)."""

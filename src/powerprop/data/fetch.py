@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import wrap_file
 
-from powerprop.data.store import CHUNK_BYTES, digest, file_digest
+from powerprop.data.locate import CHUNK_BYTES, digest, file_digest
 from powerprop.files import write_atomically
 
 TIMEOUT_SECONDS = 20.0

@@ -13,8 +13,7 @@ import torch
 
 from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
-from powerprop.data.sources import IdxFile, IdxSource
-from powerprop.data.store import (
+from powerprop.data.locate import (
     Bytes,
     check,
     corrupt,
@@ -24,6 +23,7 @@ from powerprop.data.store import (
     read_checked,
     roots,
 )
+from powerprop.data.sources import IdxFile, IdxSource
 
 Download = Callable[[IdxSource, Path], list[str]]
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from powerprop.data.locate import not_found, roots
 from powerprop.data.pictures import read_picture
 from powerprop.data.shards import Shards
-from powerprop.data.store import not_found, roots
 
 __all__ = ["Folder", "Pictures", "find_pictures"]
 

@@ -11,7 +11,7 @@ from powerprop.data.idx import load_idx
 from powerprop.data.images import Images
 from powerprop.data.notmnist import load_notmnist
 from powerprop.data.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, NOTMNIST, TINY_IMAGENET_10
-from powerprop.data.tiny import load_tiny
+from powerprop.data.tiny_imagenet import load_tiny
 
 LOADERS: dict[str, Callable[[str | Path | None, bool], Images]] = {
     "mnist": partial(load_idx, MNIST),

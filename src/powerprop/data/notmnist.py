@@ -14,9 +14,9 @@ from powerprop.data.duplicates import has_near_duplicate
 from powerprop.data.fetch import fetch
 from powerprop.data.idx import locate, read_idx
 from powerprop.data.images import Images
+from powerprop.data.locate import Bytes
 from powerprop.data.pictures import decode
 from powerprop.data.sources import IdxSource
-from powerprop.data.store import Bytes
 from powerprop.files import write_atomically
 
 TEST_FRACTION = 0.1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from powerprop.data.store import Bytes, damaged
+from powerprop.data.locate import Bytes, damaged
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from powerprop.data.locate import cache_dir, damaged
 from powerprop.data.pictures import MAX_BYTES
-from powerprop.data.store import cache_dir, damaged
 from powerprop.files import write_atomically
 
 __all__ = ["Shards", "write_shard"]

@@ -15,10 +15,10 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from powerprop.entries import count
 from powerprop.export.encode import decode, encode
 from powerprop.export.plan import Plan
 from powerprop.files import FileError, write_atomically
+from powerprop.mask_entries import count
 
 __all__ = ["FORMAT", "Content", "Sizes", "TensorSize", "check_fits", "load", "metadata_of", "read", "save", "write"]
 

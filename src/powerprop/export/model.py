@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerprop.entries import count
 from powerprop.export.calls import Call, same
 from powerprop.export.draft import Draft, make_draft
 from powerprop.export.exported import Exported
@@ -19,6 +18,7 @@ from powerprop.export.files import load as load_weights
 from powerprop.export.files import read
 from powerprop.export.layers import matrix, sparse_layer
 from powerprop.export.plan import MARGIN, SPARSE_ENOUGH, Choice, Plan, best_times, choose
+from powerprop.mask_entries import count
 from powerprop.reparam import fold
 
 __all__ = ["load", "sparse"]

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, overrides
-from powerprop.entries import count, places
+from powerprop.mask_entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.sparsify.pattern import check_pattern, pattern_masks, sparsity_of
 from powerprop.sparsify.prune import top_k, top_k_masks, warn_of_empty_layers
 
-__all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "share", "top_among", "whole"]
+__all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "share", "step_count", "top_among"]
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class Method:
             raise ValueError(
                 f"pattern={self.pattern!r} has sparsity {sparsity_of(self.pattern):g}, got sparsity={self.sparsity:g}"
             )
-        self.steps = None if self.steps is None else whole(self.steps, "steps")
+        self.steps = None if self.steps is None else step_count(self.steps, "steps")
         self.step = 0
         self.generator = torch.Generator("cpu").manual_seed(self.seed)
         self.groups: list[list[str]] | None = None
@@ -155,7 +155,7 @@ class Method:
         return numbers.uniform_(low, 1.0, generator=self.generator).to(like.device)
 
 
-def whole(steps: int, name: str) -> int:
+def step_count(steps: int, name: str) -> int:
     """A number of steps as an int, from any kind of whole number; else an error that repeats it."""
     try:
         value = operator.index(steps)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from powerprop.entries import count, places
+from powerprop.mask_entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, constant

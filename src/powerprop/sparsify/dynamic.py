@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from powerprop.entries import count, places
+from powerprop.mask_entries import count, places
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.schedules import Moment, Schedule, cosine, moment
-from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, share, top_among, whole
+from powerprop.schedules import Schedule, StepOrFraction, cosine, step_of
+from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, share, step_count, top_among
 from powerprop.sparsify.pattern import fill
 
 __all__ = ["SET", "SNFS", "RigL"]
@@ -42,12 +42,12 @@ class SET(Method):
 
     interval: int = 100
     fraction: float | Schedule = 0.3
-    stop: Moment = 0.75
+    stop: StepOrFraction = 0.75
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.interval = whole(self.interval, "interval")
-        self.last = moment(self.stop, self.steps, "stop")
+        self.interval = step_count(self.interval, "interval")
+        self.last = step_of(self.stop, self.steps, "stop")
         self.rate = self.fraction if callable(self.fraction) else self.schedule(_checked(self.fraction))
 
     def attach(self, optimizer: Powerprop) -> None:
@@ -176,7 +176,7 @@ class SNFS(SET):
     grows_at_random: ClassVar[bool] = False
 
     fraction: float | Schedule = 0.5
-    stop: Moment = 1.0
+    stop: StepOrFraction = 1.0
 
     def step_flops(self, active: float, trainable: float, dense: float) -> float:
         """Momentum of all weights needs the gradient of all weights, every step."""

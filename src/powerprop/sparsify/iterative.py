@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from powerprop.allocate import kept, overrides
-from powerprop.entries import count
+from powerprop.mask_entries import count
 from powerprop.optim import Powerprop
-from powerprop.schedules import Moment, cubic, moment, period
+from powerprop.schedules import StepOrFraction, cubic, period, step_of
 from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, top_among
 from powerprop.sparsify.pattern import fill
 from powerprop.sparsify.prune import allocate
@@ -36,13 +36,13 @@ class IterativePruning(Method):
 
     label: ClassVar[str] = "Iterative pruning"
 
-    start: Moment = 0.2
-    stop: Moment = 0.8
-    interval: Moment = 1 / 16
+    start: StepOrFraction = 0.2
+    stop: StepOrFraction = 0.8
+    interval: StepOrFraction = 1 / 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.first, self.last = moment(self.start, self.steps, "start"), moment(self.stop, self.steps, "stop")
+        self.first, self.last = step_of(self.start, self.steps, "start"), step_of(self.stop, self.steps, "stop")
         self.every = period(self.interval, self.steps)
         if not self.first < self.last:
             raise ValueError(f"start must come before stop, got start={self.start!r}, stop={self.stop!r}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, erk, kept, overrides, uniform
-from powerprop.entries import above, count, places
+from powerprop.mask_entries import above, count, places
 from powerprop.masks import Masks
 from powerprop.select import Where, select
 from powerprop.sparsify.pattern import pattern_masks, sparsity_of

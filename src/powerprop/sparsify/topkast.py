@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from powerprop.allocate import check_sparsity
-from powerprop.entries import count
+from powerprop.mask_entries import count
 from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.schedules import Moment, moment, number
-from powerprop.sparsify.base import Method, active, whole
+from powerprop.schedules import StepOrFraction, number, step_of
+from powerprop.sparsify.base import Method, active, step_count
 from powerprop.sparsify.prune import top_k_masks
 
 __all__ = ["TopKAST"]
@@ -46,7 +46,7 @@ class TopKAST(Method):
     backward_sparsity: float = 0.0
     decay: float = 1e-4
     interval: int = 1
-    freeze: Moment | None = None
+    freeze: StepOrFraction | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,8 +57,8 @@ class TopKAST(Method):
             )
         if not 0 <= number(self.decay, "decay") < math.inf:
             raise ValueError(f"decay must be at least 0 and finite, got {self.decay!r}")
-        self.interval = whole(self.interval, "interval")
-        self.last = None if self.freeze is None else moment(self.freeze, self.steps, "freeze")
+        self.interval = step_count(self.interval, "interval")
+        self.last = None if self.freeze is None else step_of(self.freeze, self.steps, "freeze")
         self.decays: dict[str, Decay] = {}
         self.rates: list[float] = []
 

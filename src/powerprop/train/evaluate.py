@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
 
 
 class Score(NamedTuple):

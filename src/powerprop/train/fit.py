@@ -14,12 +14,12 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from powerprop.files import FileError
-from powerprop.train.alike import check_alike
 from powerprop.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from powerprop.train.distributed import ALONE, Ranks
 from powerprop.train.log import MetricsLog
 from powerprop.train.precision import FULL, Precision
 from powerprop.train.randomness import random_state, set_random_state
+from powerprop.train.same_start import check_alike
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = Callable[[int], float]

@@ -13,7 +13,7 @@ from powerprop.continual.boundaries.changepoint import ChangePointDetector
 from powerprop.continual.source import to_device
 from powerprop.continual.strategy import PURPOSES, Strategy
 from powerprop.continual.task import derived_seed, drawing_from
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
 
 __all__ = ["BoundaryFinder", "check_finding"]
 

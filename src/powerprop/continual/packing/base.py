@@ -15,9 +15,9 @@ from powerprop.continual.packing.inferring import Inferring
 from powerprop.continual.packing.subnets import Subnetworks, Weights
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress
-from powerprop.entries import count
+from powerprop.eval_mode import evaluating
+from powerprop.mask_entries import count
 from powerprop.masks import Masks
-from powerprop.modes import evaluating
 
 __all__ = ["Packing"]
 

@@ -19,7 +19,7 @@ from powerprop.continual.packing.subnets import Weights
 from powerprop.continual.packing.taylor import loss_increase, removal_costs
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress
-from powerprop.entries import count
+from powerprop.mask_entries import count
 from powerprop.masks import Masks
 from powerprop.sparsify.prune import top_k, top_k_masks
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from powerprop.continual.objective import Objective
 from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
 
 __all__ = ["INFERENCES", "entropy_gradient", "infer"]
 

@@ -16,7 +16,7 @@ from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Strategy
 from powerprop.continual.task import Prediction
-from powerprop.modes import evaluating
+from powerprop.eval_mode import evaluating
 
 __all__ = ["Inferring"]
 

@@ -17,7 +17,7 @@ from powerprop.continual.objective import Model
 from powerprop.continual.packing.signature import Signatures
 from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.continual.view import wearing
-from powerprop.entries import count
+from powerprop.mask_entries import count
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
 

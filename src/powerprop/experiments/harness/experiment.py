@@ -50,8 +50,8 @@ class Experiment:
         jobs: the jobs known so far, given the results so far; asked again until nothing new comes (tuning first).
         run_job: `run_job(config, job, folder, progress)` trains and returns plain data; resumes if called again.
         report: `report(config, results, out)` draws into `out/figures` and returns the findings.
-        together: None if jobs run side by side, a process each. Else jobs may also run in turn, the ranks that
-            torchrun started training each of them together, and `together(config)` says whether to do so without
+        in_turn: None if jobs run side by side, a process each. Else jobs may also run in turn, the ranks that
+            torchrun started training each of them together, and `in_turn(config)` says whether to do so without
             torchrun too, because one job fills the machine.
     """
 
@@ -64,4 +64,4 @@ class Experiment:
     jobs: Callable[[Any, Results], list[Job]]
     run_job: Callable[[Any, Job, Path, Progress], dict[str, Any]]
     report: Callable[[Any, Results, Path], Findings]
-    together: Callable[[Any], bool] | None = None
+    in_turn: Callable[[Any], bool] | None = None

@@ -92,7 +92,7 @@ def warn_of_other_versions(experiment: Experiment, config: Any, out: Path, conso
 def run_jobs(experiment: Experiment, config: Any, out: Path, workers: int, console: Console) -> None:
     """Ask for jobs and run them until there are no new ones."""
     ranks, now = current_ranks(), versions()
-    together = experiment.together is not None and (ranks.world > 1 or experiment.together(config))
+    in_turn = experiment.in_turn is not None and (ranks.world > 1 or experiment.in_turn(config))
     results: dict[str, dict[str, Any]] = {}
     while True:
         jobs = known_jobs(experiment, config, results)
@@ -106,7 +106,7 @@ def run_jobs(experiment: Experiment, config: Any, out: Path, workers: int, conso
             Work(job.key, run_and_save, (experiment.run_job, config, job, job_folder(out, job), now)) for job in waiting
         ]
         display = display_for(console, experiment.name, len(works))
-        if together:
+        if in_turn:
             run_in_turn(works, display, ranks)
         elif failures := run_all(works, workers, display).failures:
             raise JobsFailedError(failures)
@@ -124,7 +124,7 @@ def run_in_turn(works: list[Work], display: Display, ranks: Ranks) -> None:
 
 def _room(experiment: Experiment, ranks: Ranks, out: Path) -> AbstractContextManager[None]:
     """The folder's lock, which rank 0 holds for all; an experiment that cannot use several ranks is an error."""
-    if ranks.world > 1 and experiment.together is None:
+    if ranks.world > 1 and experiment.in_turn is None:
         raise RunError(f"{experiment.name} trains on one process per job, got {ranks.world} ranks; leave torchrun out")
     return locked(out) if ranks.main else nullcontext()
 

@@ -14,11 +14,11 @@ from torch.nn import functional
 
 import powerprop as pp
 from powerprop.data.imagenet import Pictures
-from powerprop.data.loader import PictureBatches, evaluation_batches
+from powerprop.data.picture_batches import PictureBatches, evaluation_batches
+from powerprop.eval_mode import evaluating
 from powerprop.experiments.imagenet.cells import RULES, Cell
 from powerprop.experiments.oneshot.pruning import kept_grid, weights_of
 from powerprop.files import replacing
-from powerprop.modes import evaluating
 from powerprop.train.distributed import current_ranks, local_device
 from powerprop.train.evaluate import Score
 from powerprop.train.precision import Precision

@@ -23,7 +23,7 @@ import powerprop as pp
 from powerprop import data
 from powerprop.data.imagenet import Pictures, find_pictures
 from powerprop.data.load import LOADERS
-from powerprop.data.loader import PictureBatches
+from powerprop.data.picture_batches import PictureBatches
 from powerprop.experiments.harness.experiment import Experiment, Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.imagenet.cells import MODELS, Cell, cell
@@ -160,5 +160,5 @@ EXPERIMENT = Experiment(
     jobs=jobs,
     run_job=run_job,
     report=report,
-    together=lambda config: config.loaders > 0,
+    in_turn=lambda config: config.loaders > 0,
 )

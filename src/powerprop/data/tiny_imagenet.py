@@ -14,9 +14,9 @@ from torch import Tensor
 
 from powerprop.data.fetch import fetch
 from powerprop.data.images import Images
+from powerprop.data.locate import corrupt, download_root, not_found, roots
 from powerprop.data.pictures import decode, read_picture
 from powerprop.data.sources import FolderSource
-from powerprop.data.store import corrupt, download_root, not_found, roots
 from powerprop.files import write_atomically
 
 
