@@ -26,6 +26,7 @@ from powerprop.eval_mode import evaluating
 from powerprop.mask_entries import count
 from powerprop.select import Where
 from powerprop.train.fit import LossTally
+from powerprop.train.rates import Rates
 
 __all__ = ["Naive", "Progress", "Strategy"]
 
@@ -106,7 +107,7 @@ class Strategy:
         self.records: dict[str, Any] = {}
         self.now: Now | None = None
         self._known = {id(parameter) for parameter in model.parameters()}
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._rates = Rates(self.optimizer)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -387,9 +388,7 @@ class Strategy:
     def _set_rates(self, phase: str, done: float) -> None:
         """The rates of the schedule; outside of a phase, those of the optimiser."""
         if self.schedule is not None:
-            factor = self.schedule(phase, done) if phase else 1.0
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * factor
+            self._rates.scale(self.schedule(phase, done) if phase else 1.0)
 
     def _over_heads(self, x: Tensor) -> Any:
         if not isinstance(self.objective, Classification):
@@ -434,8 +433,9 @@ class Strategy:
 
     def _train_also(self, parameters: list[nn.Parameter], **settings: Any) -> None:
         """Further parameters, of the model or of the method itself, for the optimiser to train."""
-        self.optimizer.add_param_group({"params": parameters, "lr": self._rates[0], **settings})
-        self._rates.append(settings.get("lr", self._rates[0]))
+        group = {"params": parameters, "lr": self._rates.given[0], **settings}
+        self.optimizer.add_param_group(group)
+        self._rates.given.append(group["lr"])
 
     # --- saving -------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from powerprop.train.distributed import ALONE, Ranks
 from powerprop.train.log import MetricsLog
 from powerprop.train.precision import FULL, Precision
 from powerprop.train.randomness import random_state, set_random_state
+from powerprop.train.rates import Rates
 from powerprop.train.same_start import check_alike
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -156,23 +157,15 @@ class LossTally:
 
 @contextmanager
 def _scheduled(optimizer: Optimizer, schedule: Schedule | None) -> Iterator[Callable[[int], None]]:
-    """A function that sets the learning rates of a step. At the end they are what they were, also after an error.
-
-    Another training with the same optimiser would otherwise take the fallen rates for those to begin with.
-    """
-    rates = [group["lr"] for group in optimizer.param_groups]
-
-    def scale(factor: float) -> None:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor
-
+    """A function that sets the learning rates of a step. At the end they are what they were, also after an error."""
+    rates = Rates(optimizer)
     if schedule is None:
         yield lambda step: None
         return
     try:
-        yield lambda step: scale(schedule(step))
+        yield lambda step: rates.scale(schedule(step))
     finally:
-        scale(1.0)
+        rates.scale(1.0)
 
 
 def _resume(
