@@ -12,6 +12,7 @@ import standin
 from powerprop import data
 from powerprop.cli import main
 from powerprop.commands.differences import Number, Pair, pairs_of
+from powerprop.files import read_sealed_json, write_sealed_json
 from powerprop.report import Column, Page, Section, Table
 
 
@@ -87,7 +88,7 @@ def test_what_cannot_be_compared(runs: tuple[Path, Path], tmp_path: Path, capsys
     other = tmp_path / "other"
     shutil.copytree(runs[0], other)
     text = (other / "config.json").read_text()
-    (other / "config.json").write_text(text.replace('"mnist-optimisers"', '"mnist-oneshot"'))
+    write_sealed_json(other / "config.json", {**read_sealed_json(other / "config.json"), "experiment": "mnist-oneshot"})
     assert main(["compare", short, str(other)]) == 2
     expected = f"{short} is a run of mnist-optimisers and {other} of mnist-oneshot; expected the same"
     assert capsys.readouterr().err == f"error: {expected}\n"
