@@ -117,9 +117,9 @@ SMALL = replace(SMOKE, tasks=3)
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")
 def test_stopped_after_any_task_and_resumed(name: str, tmp_path: Path) -> None:
     job = Arm(name, 1.0).job("stream", 0)
-    for folder in ("step_count", "parts"):
+    for folder in ("whole", "parts"):
         (tmp_path / folder).mkdir()
-    whole = run_job(SMALL, job, tmp_path / "step_count", lambda *_: None)
+    whole = run_job(SMALL, job, tmp_path / "whole", lambda *_: None)
 
     def stop(at: int, done: float, numbers: dict[str, float]) -> None:
         if numbers["task"] == at:

@@ -103,7 +103,7 @@ def command(out: Path) -> list[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="sends SIGKILL")
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", standin.load)
-    whole, parts = tmp_path / "step_count", tmp_path / "parts"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(command(whole)) == 0
     process = subprocess.Popen(
         [sys.executable, str(STANDIN), *command(parts)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -134,7 +134,7 @@ def torchrun(folder: Path, task: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job on two ranks that nothing has disturbed."""
-    folder = tmp_path_factory.mktemp("ranks") / "step_count"
+    folder = tmp_path_factory.mktemp("ranks") / "whole"
     done = torchrun(folder, "all")
     assert done.returncode == 0, done.stderr
     return folder
@@ -242,7 +242,7 @@ def test_mixed_precision_learns_and_resumes(name: str, tmp_path: Path) -> None:
         fit(model, optimizer, batches(), steps, checkpoint=folder / "c.pt", checkpoint_every=20, precision=precision)
         return model, seen
 
-    model, seen = run(tmp_path / "step_count", 60)
+    model, seen = run(tmp_path / "whole", 60)
     assert set(seen) == {getattr(torch, name)}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     twin, start = run(tmp_path / "full", 60, "float32")[0], nets.net()

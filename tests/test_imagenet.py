@@ -248,9 +248,9 @@ def test_the_report_shows_what_diverged(tmp_path: Path, costs: Costs) -> None:
 
 
 def test_jobs_with_worker_processes_run_in_turn() -> None:
-    assert EXPERIMENT.together is not None
-    assert EXPERIMENT.together(PAPER)
-    assert not EXPERIMENT.together(PRESETS["cpu"])
+    assert EXPERIMENT.in_turn is not None
+    assert EXPERIMENT.in_turn(PAPER)
+    assert not EXPERIMENT.in_turn(PRESETS["cpu"])
 
 
 def test_one_command_on_two_ranks(at_pictures: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:

@@ -68,7 +68,7 @@ def running(pid: int) -> bool:
 def test_stopped_twice_and_resumed_is_bit_identical(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, parts = tmp_path / "step_count", tmp_path / "parts"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     monkeypatch.setattr(data, "load", standin.load)
     assert main(command(whole, workers=1)) == 0
 

@@ -76,7 +76,7 @@ def train(folder: Path, stop_at: int | None = None, make: Any = torch.optim.SGD,
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("stop_at", [3, 10, 11, 29, 53])
 def test_a_stopped_run_ends_in_the_same_bits(tmp_path: Path, make: Any, stop_at: int) -> None:
-    whole = train(tmp_path / "step_count", make=make)
+    whole = train(tmp_path / "whole", make=make)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "parts", stop_at, make=make)
     resumed = train(tmp_path / "parts", make=make)
