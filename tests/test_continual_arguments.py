@@ -53,6 +53,10 @@ def test_bad_arguments_of_objectives() -> None:
         Classification("both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\), got 1"):
         Classification(label_smoothing=1.0)
+    with pytest.raises(ValueError, match="among must be 'all' or 'seen', got 'some'"):
+        Classification("stream", among="some")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="among='seen' is of outputs that count the classes of the stream"):
+        Classification(among="seen")
     with pytest.raises(TypeError, match="objective must be an Objective or a function of .*, got 3"):
         Naive(toy_model(), OPTIMIZERS["sgd"], objective=3)  # type: ignore[arg-type]
 

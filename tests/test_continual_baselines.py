@@ -62,7 +62,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
-@pytest.mark.filterwarnings("ignore:.*(all gates of|fell to)")  # after so few steps
+@pytest.mark.filterwarnings("ignore:.*(all gates of|fell to|no sub-network)")  # after so few steps
 @pytest.mark.parametrize("name", TABLES)
 def test_smoke(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]

@@ -250,3 +250,26 @@ def test_sensitivity_of_a_linear_layer() -> None:
     found = sensitivity(model, [(x, y)], Classification())
     torch.testing.assert_close(found["weight"], 2 * outputs.t() @ x.abs() / COUNT)
     torch.testing.assert_close(found["bias"], 2 * outputs.mean(0))
+
+
+def test_the_mean_of_the_outputs_is_as_many_times_less() -> None:
+    model, x, y, _ = classifier()
+    summed, mean = (sensitivity(model, [(x, y)], Classification(), mean=mean) for mean in (False, True))
+    torch.testing.assert_close(mean["weight"], summed["weight"] / 4)
+
+
+def test_outputs_of_classes_that_are_yet_to_come_do_not_matter() -> None:
+    """Two of four classes are seen: the importances are those of a layer that has these two alone."""
+    model, x, y, _ = classifier()
+    small, objective = torch.nn.Linear(3, 2, dtype=x.dtype), Classification("stream", among="seen")
+    objective.begin(0, (1, 3))
+    with torch.no_grad():
+        small.weight.copy_(model.weight[[1, 3]])
+        small.bias.copy_(model.bias[[1, 3]])
+    for labels in ("predicted", "expected"):
+        found = diagonal_fisher(model, [(x, y % 2)], objective, labels=labels)["weight"]
+        expected = diagonal_fisher(small, [(x, y % 2)], Classification(), labels=labels)["weight"]
+        torch.testing.assert_close(found[[1, 3]], expected)
+        assert not found[[0, 2]].any()
+    found, expected = sensitivity(model, [(x, y)], objective), sensitivity(small, [(x, y)], Classification())
+    torch.testing.assert_close(found["bias"][[1, 3]], expected["bias"])

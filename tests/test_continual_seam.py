@@ -307,3 +307,17 @@ def test_labels_of_the_stream_need_classes() -> None:
     with pytest.raises(ValueError, match="labels='stream' needs the classes of task 0"):
         ours.begin(0)
     ours.begin(0, classes=(0, 1, 2))
+
+
+def test_a_class_is_told_from_those_that_were_seen() -> None:
+    """Cross-entropy by hand among the classes 4, 0 | 2, wherever they stand; other outputs get no gradient."""
+    objective, outputs = Classification("stream", among="seen"), torch.arange(18.0).sin().view(3, 6).requires_grad_()
+    objective.begin(0, (4, 0))
+    y, tasks = torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1])
+    objective.loss(lambda x: outputs, (torch.zeros(3, 1), y), 0).backward()
+    assert outputs.grad.ne(0).any(0).tolist() == [True, False, False, False, True, False]
+    objective.begin(1, (2,))
+    loss = objective.loss(lambda x: outputs, (torch.zeros(3, 1), y), tasks)
+    columns = outputs[:, [0, 2, 4]].log_softmax(1)
+    assert float(loss.detach()) == pytest.approx(float(-columns[[0, 1, 2], [2, 0, 1]].mean().detach()))
+    assert objective.score(lambda x: torch.eye(6)[[4, 0]], [(torch.zeros(2, 1), torch.tensor([0, 1]))], 0) == 1.0

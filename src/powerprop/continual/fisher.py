@@ -45,35 +45,39 @@ def diagonal_fisher(
     if labels == "empirical" or not isinstance(objective, Classification):
         return mean_over_inputs(module, lambda batch: objective.loss(seen, batch, task), batches, torch.square)
     labelled = _labelled(batches, objective, seen, labels, generator)
-    return mean_over_inputs(module, lambda batch: _surprise(seen, *batch), labelled, torch.square)
+    return mean_over_inputs(module, lambda batch: _surprise(objective, seen, *batch), labelled, torch.square)
 
 
 def sensitivity(
-    module: nn.Module, batches: Iterable[Any], objective: Objective, model: Model | None = None
+    module: nn.Module, batches: Iterable[Any], objective: Objective, model: Model | None = None, mean: bool = False
 ) -> dict[str, Tensor]:
-    """1/N Σ_n |∂‖f(x_n)‖² / ∂θ_i|: how much the outputs change with each weight (Aljundi et al., 2018)."""
+    """1/N Σ_n |∂‖f(x_n)‖² / ∂θ_i|: how much the outputs change with each weight (Aljundi et al., 2018).
+
+    mean: of the squares of the outputs, instead of their sum.
+    """
     seen = module if model is None else model
 
     def length(batch: Any) -> Tensor:
-        outputs = seen(objective.inputs(batch))
+        outputs = objective.compared(seen(objective.inputs(batch)))
         parts = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        return torch.stack([part.square().sum() for part in parts]).sum()
+        squares = torch.cat([part.square().flatten() for part in parts])
+        return squares.mean() if mean else squares.sum()
 
     return mean_over_inputs(module, length, batches, torch.abs)
 
 
-def _surprise(model: Model, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    return (weight * F.cross_entropy(model(x), y, reduction="none")).mean()
+def _surprise(objective: Objective, model: Model, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return (weight * F.cross_entropy(objective.compared(model(x)), y, reduction="none")).mean()
 
 
 def _labelled(
     batches: Iterable[Any], objective: Objective, model: Model, labels: Labels, generator: torch.Generator | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Inputs with labels among all outputs, and the root of how much each counts."""
+    """Inputs with labels among the outputs that are compared, and the root of how much each counts."""
     for batch in batches:
         x = objective.inputs(batch)
         with torch.no_grad():
-            p = model(x).softmax(1)
+            p = objective.compared(model(x)).softmax(1)
         if labels == "expected":
             for label, share in enumerate(p.unbind(1)):
                 yield x, torch.full((len(x),), label, device=x.device), (share * p.shape[1]).sqrt()

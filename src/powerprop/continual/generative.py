@@ -165,7 +165,7 @@ class DGR(GenerativeReplay):
             return [Rehearsal((x, of_task.argmax(1)), t, share / len(own)) for t, of_task in own.items()]
         if self.classification.labels == "task":
             return [Rehearsal((x, found[None].argmax(1)), 0, share)]
-        answer = self.classification.among([found[None]] * self.current)
+        answer = self.classification.likeliest([found[None]] * self.current)
         return [Rehearsal((x, answer.label), answer.task, share)]
 
     def after_step(self) -> None:
@@ -243,10 +243,11 @@ class RtF(GenerativeReplay):
         if self.classification.labels == "stream":
             numbers = [number for own in self.classification.classes[: self.current] for number in own or ()]
             known = torch.zeros_like(known).index_fill_(0, torch.tensor(numbers, device=outputs.device), True)
-        return (outputs / self.temperature).masked_fill(~known, float("-inf")).softmax(1)
+        outputs = self.classification.compared(outputs.masked_fill(~known, float("-inf")))
+        return (outputs / self.temperature).softmax(1)
 
     def _loss_again(self, model: Any, batch: tuple[Tensor, Tensor], task: int) -> Tensor:
         x, probabilities = batch
-        log_p = (model(x) / self.temperature).log_softmax(1)
+        log_p = (self.classification.compared(model(x)) / self.temperature).log_softmax(1)
         distilled: Tensor = -(probabilities * log_p).sum(1).mean() * self.temperature**2
         return distilled + self.bound_of(cast(Autoencoder, self.model), x).mean()

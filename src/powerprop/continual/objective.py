@@ -64,6 +64,10 @@ class Objective:
         """How unsure the network of a task is of each input, by which the task of an input is inferred."""
         raise TypeError(f"{type(self).__name__} cannot tell which task an input is of: say predict(x, task)")
 
+    def compared(self, outputs: Any) -> Any:
+        """The part of the outputs that the loss looks at: by default all of them."""
+        return outputs
+
     def inputs(self, batch: Any) -> Tensor:
         """The inputs of a batch."""
         found = batch[0] if isinstance(batch, (tuple, list)) else batch
@@ -96,16 +100,27 @@ class Classification(Objective):
     labels: what the outputs count: the classes of a "task", or those of the whole "stream". Targets count those of the
         task, from 0.
     label_smoothing: as `torch.nn.functional.cross_entropy` takes it.
+    among: the outputs that a class is told from, where they count those of the stream: "all" of them, or those of the
+        classes that were "seen" so far, as Hsu et al. (2018) and van de Ven & Tolias (2019) learn them. What a class
+        that is yet to come answers is not learned then.
     """
 
     mixes_tasks = True
 
-    def __init__(self, labels: Literal["task", "stream"] = "task", label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, labels: Literal["task", "stream"] = "task", label_smoothing: float = 0.0,
+        among: Literal["all", "seen"] = "all",
+    ) -> None:  # fmt: skip
         if labels not in ("task", "stream"):
             raise ValueError(f"labels must be 'task' or 'stream', got {labels!r}")
+        if among not in ("all", "seen"):
+            raise ValueError(f"among must be 'all' or 'seen', got {among!r}")
+        if among == "seen" and labels == "task":
+            raise ValueError("among='seen' is of outputs that count the classes of the stream, got labels='task'")
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
         self.labels, self.label_smoothing, self.shared_outputs = labels, label_smoothing, labels == "task"
+        self.among = among
         self.classes: list[tuple[int, ...] | None] = []
 
     def begin(self, task: int, classes: Sequence[int] | None) -> None:
@@ -119,10 +134,11 @@ class Classification(Objective):
             raise ValueError(f"Classification expects labels that are integers (N,), got {y.dtype} {tuple(y.shape)}")
         outputs = model(x)
         self._check_outputs(outputs.shape[1], task)
-        return F.cross_entropy(outputs, self.targets(y, task), label_smoothing=self.label_smoothing)
+        columns = self.columns(self.targets(y, task))
+        return F.cross_entropy(self.compared(outputs), columns, label_smoothing=self.label_smoothing)
 
     def score(self, model: Model, data: Iterable[Any], task: int) -> float:
-        right = [model(x).argmax(1) == self.targets(y, task) for x, y in data]
+        right = [self.compared(model(x)).argmax(1) == self.columns(self.targets(y, task)) for x, y in data]
         return float(torch.cat(right).double().mean())
 
     def predict(self, model: Model, x: Tensor, task: int | None) -> Prediction:
@@ -153,6 +169,14 @@ class Classification(Objective):
         first, numbers = list(accumulate((len(own or ()) for own in self.classes), initial=0)), self._numbers()
         return torch.tensor(numbers, device=y.device)[torch.tensor(first, device=y.device)[task.to(y.device)] + y]
 
+    def compared(self, outputs: Tensor) -> Tensor:
+        """The columns of the classes that a class is told from."""
+        return outputs[:, self._seen()] if self.among == "seen" else outputs
+
+    def columns(self, numbers: Tensor) -> Tensor:
+        """Where classes, as the outputs count them, stand among those that are compared."""
+        return torch.searchsorted(numbers.new_tensor(self._seen()), numbers) if self.among == "seen" else numbers
+
     def classes_of(self, task: int) -> tuple[int, ...] | None:
         """The classes of a task; of one that comes later, those of the last one known."""
         return self.classes[min(task, len(self.classes) - 1)] if self.classes else None
@@ -169,7 +193,7 @@ class Classification(Objective):
         classes = self.classes_of(task)
         return label if classes is None else torch.tensor(classes, device=label.device)[label]
 
-    def among(self, logits: Sequence[Tensor]) -> Prediction:
+    def likeliest(self, logits: Sequence[Tensor]) -> Prediction:
         """The class with the largest output among those of all tasks, one head each."""
         return self._largest(torch.cat([self.own(of_task, t) for t, of_task in enumerate(logits)], 1), [
             (t, k, number)
@@ -184,6 +208,9 @@ class Classification(Objective):
     def _numbers(self) -> list[int]:
         """The classes of all tasks, one task after the other."""
         return [number for own in self.classes for number in own or ()]
+
+    def _seen(self) -> list[int]:
+        return sorted(set(self._numbers()))
 
     def _largest(self, logits: Tensor, columns: list[tuple[int, int, int]]) -> Prediction:
         """columns: (task, class within it, number in the stream) of every output."""
@@ -202,7 +229,7 @@ class Classification(Objective):
             raise ValueError(f"{text}, the model has {outputs}")
 
     def options(self) -> dict[str, Any]:
-        return {"labels": self.labels, "label_smoothing": self.label_smoothing}
+        return {"labels": self.labels, "label_smoothing": self.label_smoothing, "among": self.among}
 
 
 class Regression(Objective):

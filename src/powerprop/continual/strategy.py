@@ -394,7 +394,7 @@ class Strategy:
         if not isinstance(self.objective, Classification):
             kind = type(self.objective).__name__
             raise ValueError(f"predict with {kind} needs the task: every task has an output layer of its own")
-        return self.objective.among([self.logits(x, task) for task in range(self.current)])
+        return self.objective.likeliest([self.logits(x, task) for task in range(self.current)])
 
     def _check_task(self, task: int | None) -> None:
         """An error that names the tasks there are, if this one cannot be answered for."""
