@@ -23,7 +23,7 @@ from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.oneshot import pruning
 from powerprop.experiments.oneshot.measured import best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.mnist import PRESETS
-from powerprop.experiments.oneshot.train import Arm, Config, arms, load_splits, make_optimizer
+from powerprop.experiments.oneshot.train import Arm, Config, arms, load_splits, make_optimizer, triangle
 from powerprop.experiments.oneshot.tuning import chosen_lr, jobs, tuning_score
 from powerprop.train import NonFiniteError
 
@@ -252,7 +252,7 @@ def test_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"lrs": (0.1, 0.1)}, r"learning rates must be different, got \(0\.1, 0\.1\)"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"optimiser": "lion"}, "optimiser must be one of sgd, adam, got 'lion'"),
-        ({"model": "vgg"}, "model must be one of lenet-300-100, conv6, got 'vgg'"),
+        ({"model": "vgg"}, "model must be one of lenet-300-100, conv6, fast-cifar, resnet20, got 'vgg'"),
         ({"pixels": "raw"}, "pixels must be one of unit, standard, got 'raw'"),
         ({"forms": ("sideways",)}, "forms must be one of targets, direct, got 'sideways'"),
         ({"band": (0.2, 0.3)}, r"no point of the grid lies in \(0\.2, 0\.3\)"),
@@ -334,8 +334,33 @@ def test_accuracies_prune_from_the_trained_weights_and_put_them_back() -> None:
     x, y = torch.eye(2), torch.tensor([0, 1])
     # At 25% only the 3 is left in the first layer: the first input gives zeros and argmax 0, still right.
     # At 10% nothing is left and everything is class 0.
-    assert pruning.accuracies(model, x, y, [0.1, 0.25, 1.0]) == [0.5, 1.0, 1.0]
+    found = pruning.accuracies(model, {"test": data.Part(x, y)}, [0.1, 0.25, 1.0], "layerwise", [])
+    assert found == {"test": [0.5, 1.0, 1.0]}
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_one_ranking_of_all_layers() -> None:
+    masks = pruning.global_masks(BEFORE, 0.4)  # int(3.2) = 3 of 8
+    assert not masks["hidden"].any()
+    assert masks["out"].tolist() == [False, True, True, True]
+
+
+def test_norms_are_measured_again_for_the_pruned_network_and_put_back() -> None:
+    """All of the first layer is pruned away: as they were, norms divide zeros; measured again, they know of them."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2), nn.Linear(2, 2, bias=False))
+    x, y = torch.randn(64, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(64, dtype=torch.long)
+    means = []
+    model[1].register_forward_hook(lambda norm, *_: means.append(norm.running_mean.abs().sum().item()))
+    model[1].running_mean.fill_(7.0)
+    for way in ("layerwise", "layerwise recalibrated"):
+        pruning.accuracies(model, {"test": data.Part(x, y)}, [0.01], way, [x])
+    assert means[0] == 14.0
+    assert means[-1] == 0.0
+    assert model[1].running_mean.tolist() == [7.0, 7.0]
+
+
+def test_a_triangular_learning_rate() -> None:
+    assert [triangle(done, 0.25) for done in (0.0, 0.125, 0.25, 0.625, 1.0)] == [0.0, 0.5, 1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -11,16 +11,30 @@ from powerprop.report.figures import number_text, percent_text
 from powerprop.report.image import Image
 from powerprop.report.labels import Named, point_labels
 from powerprop.report.mean import Mean
-from powerprop.report.palette import method_look
+from powerprop.report.palette import Look, alpha_look, method_look
 
 
 @dataclass(frozen=True)
 class Point:
-    """A method at a place; filled with Powerpropagation (`"Powerprop + EWC"`), hollow without."""
+    """A method at a place; filled with Powerpropagation (`"Powerprop + EWC"`), hollow without.
+
+    Where powers are compared, alpha decides on the look and `method` is any label.
+    """
 
     method: str
     x: float
     y: Mean
+    alpha: float | None = None
+
+    @property
+    def look(self) -> Look:
+        """Colour and marker."""
+        return method_look(self.method) if self.alpha is None else alpha_look(self.alpha)
+
+    @property
+    def filled(self) -> bool:
+        """True with Powerpropagation."""
+        return self.method.startswith("Powerprop + ") if self.alpha is None else self.alpha > 1
 
 
 def scatter(
@@ -44,18 +58,17 @@ def scatter(
         axes.minorticks_off()
     scale = 100.0 if percent else 1.0
     for point in points:
-        colour, marker = method_look(point.method)
-        filled = point.method.startswith("Powerprop + ")
+        colour, marker = point.look
         mean = point.y.scaled(scale)
         axes.errorbar(
             point.x, mean.mean, yerr=mean.std if mean.n > 1 else None, color=colour, marker=marker, markersize=8,
-            markerfacecolor=colour if filled else palette.PAPER, markeredgecolor=colour, markeredgewidth=1.6,
+            markerfacecolor=colour if point.filled else palette.PAPER, markeredgecolor=colour, markeredgewidth=1.6,
             elinewidth=1.2, capsize=2.5, zorder=3,
         )  # fmt: skip
     axes.margins(x=0.1, y=0.1)
     if percent:
         axes.yaxis.set_major_formatter("{x:g}%")
-    point_labels(axes, [Named(p.x, p.y.mean * scale, p.method, method_look(p.method).colour) for p in points])
+    point_labels(axes, [Named(p.x, p.y.mean * scale, p.method, p.look.colour) for p in points])
     value = percent_text if percent else number_text
     words = "; ".join(f"{p.method}: {value(p.y.mean)} at {number_text(p.x)}" for p in points)
     return Image(style.save(figure, path), f"{title}: {ylabel} against {xlabel}. {words}.", caption, wide=True)

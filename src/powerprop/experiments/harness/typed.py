@@ -75,7 +75,7 @@ def _object(kind: Any, values: dict[str, Any], name: str) -> Any:
         inner = f"{name}.{each.name}" if name else each.name
         if each.name in values:
             found[each.name] = _checked(hints[each.name], values[each.name], inner)
-        elif each.default is MISSING:
+        elif each.default is MISSING and each.default_factory is MISSING:
             raise ValueError(f"{inner!r} is missing")
     return kind(**found)
 

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 from powerprop.experiments.harness.checks import check_alphas, check_positive, check_settings, require
 from powerprop.experiments.oneshot import pruning
+from powerprop.train.precision import PRECISIONS
 
 FORMS = {
     "targets": "through virtual targets",
     "direct": "on φ directly",
 }
 CHOICES = {
-    "model": ("lenet-300-100", "conv6"),
+    "model": ("lenet-300-100", "conv6", "fast-cifar", "resnet20"),
     "optimiser": ("sgd", "adam"),
     "pixels": ("unit", "standard"),
     "forms": tuple(FORMS),
+    "ways": pruning.WAYS,
+    "precision": tuple(PRECISIONS),
 }
 LEAST = {
     "steps": 1,
@@ -26,6 +29,9 @@ LEAST = {
     "points": 2,
     "momentum": 0,
     "tolerance": 0,
+    "weight_decay": 0,
+    "label_smoothing": 0,
+    "shift": 0,
 }
 
 
@@ -35,7 +41,7 @@ class Config:
 
     Args:
         data: name of the data set.
-        model: "lenet-300-100" or "conv6".
+        model: "lenet-300-100", "conv6", "fast-cifar" or "resnet20".
         alphas: powers; 1 is the baseline.
         lrs: candidates of the learning rate; with one there is no tuning.
         seeds: runs of each arm at its chosen learning rate.
@@ -45,10 +51,17 @@ class Config:
         optimiser: "sgd" or "adam".
         forms: how α > 1 is trained: "targets" (the Powerprop wrapper), "direct" (the optimiser sees φ).
         momentum: of SGD.
+        nesterov: look ahead along the momentum.
+        weight_decay: of the optimiser.
+        peak: the learning rate rises linearly up to this fraction of the training and falls linearly to zero; 0 leaves
+            it constant.
+        label_smoothing: of the cross-entropy.
+        shift: training images are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they are.
+        precision: of the forward and backward pass: "float32", "bfloat16", "float16".
         batch: images per step.
         init: initialisation of the weights.
         pixels: "unit" scales them to [0, 1], "standard" each channel to mean 0 and variance 1.
-        width: multiplies the channels of Conv-6.
+        width: multiplies the channels of Conv-6 and of the fast network.
         batch_norm: after each convolution of Conv-6; its variables are not pruned.
         validation: the last so many training images choose the learning rate.
         train: the first so many of the others are trained on; 0 means all.
@@ -57,6 +70,7 @@ class Config:
         least: the smallest fraction kept.
         band: the range of fractions kept that the headline averages over.
         every: steps between checkpoints.
+        ways: to prune, see `pruning.WAYS`; the learning rate is chosen by the first, which the main figure shows.
     """
 
     data: str
@@ -70,6 +84,12 @@ class Config:
     optimiser: str = "sgd"
     forms: tuple[str, ...] = ("targets",)
     momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    peak: float = 0.0
+    label_smoothing: float = 0.0
+    shift: int = 0
+    precision: str = "float32"
     batch: int = 60
     init: str = "truncated_fan_in"
     pixels: str = "unit"
@@ -82,6 +102,7 @@ class Config:
     least: float = 0.01
     band: tuple[float, float] = (0.015, 0.055)
     every: int = 1000
+    ways: tuple[str, ...] = (pruning.LAYERWISE,)
 
     def __post_init__(self) -> None:
         check_settings(self, LEAST, CHOICES)
@@ -90,6 +111,12 @@ class Config:
         require(all(lr > 0 for lr in self.lrs), f"learning rates must be above 0, got {self.lrs}")
         require(len(set(self.lrs)) == len(self.lrs) > 0, f"learning rates must be different, got {self.lrs}")
         require(len(set(self.forms)) == len(self.forms) > 0, f"forms must be some, each once, got {self.forms}")
+        require(len(set(self.ways)) == len(self.ways) > 0, f"ways must be some, each once, got {self.ways}")
+        require(0 <= self.peak < 1, f"peak must be in [0, 1), a fraction of the steps, got {self.peak!r}")
+        require(self.label_smoothing < 1, f"label_smoothing must be in [0, 1), got {self.label_smoothing!r}")
+        flat = self.shift and self.model == "lenet-300-100"
+        require(not flat, f"shift moves images of networks of convolutions, got {self.shift} with {self.model}")
+        require(not self.nesterov or self.momentum > 0, "nesterov needs a momentum above 0, got 0")
         require(0 < self.least < 1, f"least must be between 0 and 1, got {self.least}")
         low, high = self.band
         require(any(low <= kept <= high for kept in self.grid), f"no point of the grid lies in {self.band}")

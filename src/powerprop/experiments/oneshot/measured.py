@@ -45,6 +45,10 @@ class Measured:
         """Test accuracy against weights kept."""
         return self._curve(x, [run.test for run in self.runs])
 
+    def pruned_otherwise(self, x: list[float], way: str) -> Curve:
+        """Test accuracy against weights kept, pruned in another way."""
+        return self._curve(x, [run.others[way] for run in self.runs])
+
     def overlap(self, x: list[float]) -> Curve:
         """Overlap of the masks against weights kept."""
         return self._curve(x, [run.overlap for run in self.runs])
@@ -60,6 +64,13 @@ def measure(config: Config, arm: Arm, results: Results) -> Measured:
     good = {key: run for key, run in found.items() if not isinstance(run, Diverged)}
     lost = len(found) - len(good)
     return Measured(arm, label(config, arm), jobs[0].settings["lr"], list(good), list(good.values()), lost)
+
+
+def tried(config: Config, arm: Arm, lr: float, results: Results) -> list[Pruned]:
+    """The runs of an arm at a learning rate, chosen or not: every seed that was trained and did not diverge."""
+    keys = [arm.job(lr, seed).key for seed in range(max(config.seeds, config.tuning_seeds))]
+    found = [result_of(Pruned, results, key) for key in keys if key in results]
+    return [run for run in found if not isinstance(run, Diverged)]
 
 
 def label(config: Config, arm: Arm) -> str:

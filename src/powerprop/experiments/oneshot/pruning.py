@@ -9,10 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from powerprop.data import Part
 from powerprop.masks import Masks
+from powerprop.recalibrate import recalibrate
 from powerprop.select import select
 from powerprop.sparsify.prune import top_k
 from powerprop.train.evaluate import evaluate
+
+LAYERWISE, GLOBAL = "layerwise", "global"
+RECALIBRATED = " recalibrated"
+WAYS = tuple(ranking + norms for ranking in (LAYERWISE, GLOBAL) for norms in ("", RECALIBRATED))
+"""Ways to prune: the smallest weights of each layer or of all, and the statistics of batch norms as they were or
+measured again on training images."""
 
 NEAR_ZERO = 1e-3
 """Weights of smaller magnitude are counted as near zero."""
@@ -35,26 +43,39 @@ def layerwise_masks(weights: Mapping[str, Tensor], kept: float) -> Masks:
     return Masks({name: top_k(weight.abs(), int(share[name] * weight.numel())) for name, weight in weights.items()})
 
 
+def global_masks(weights: Mapping[str, Tensor], kept: float) -> Masks:
+    """The int(p·n) largest magnitudes of all layers together."""
+    sizes = {name: weight.numel() for name, weight in weights.items()}
+    chosen = torch.split(top_k(flat(weights).abs(), int(kept * sum(sizes.values()))), list(sizes.values()))
+    return Masks({name: part.view_as(weights[name]) for name, part in zip(sizes, chosen, strict=True)})
+
+
 @contextmanager
 def pruned(model: nn.Module, masks: Masks) -> Iterator[nn.Module]:
-    """The model with the masks applied, inside the block only."""
-    before = weights_of(model)
+    """The model with the masks applied, inside the block only; statistics of norms come back, too."""
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     masks.apply(model)
     try:
         yield model
     finally:
-        with torch.no_grad():
-            for name, weight in before.items():
-                model.get_parameter(name).copy_(weight)
+        model.load_state_dict(before)
 
 
-def accuracies(model: nn.Module, x: Tensor, y: Tensor, grid: Sequence[float]) -> list[float]:
-    """Accuracy after pruning the model, as it is now, to each fraction of the grid."""
-    weights = weights_of(model)
-    found = []
+def accuracies(
+    model: nn.Module, parts: Mapping[str, Part], grid: Sequence[float], way: str, seen: Sequence[Tensor]
+) -> dict[str, list[float]]:
+    """Accuracy on each part after pruning the model, as it is now, in a way of `WAYS` to each fraction of the grid.
+
+    seen: batches of training images, by which statistics of batch norms are measured again.
+    """
+    weights, choose = weights_of(model), global_masks if way.startswith(GLOBAL) else layerwise_masks
+    found: dict[str, list[float]] = {name: [] for name in parts}
     for kept in grid:
-        with pruned(model, layerwise_masks(weights, kept)):
-            found.append(evaluate(model, x, y).accuracy)
+        with pruned(model, choose(weights, kept)):
+            if way.endswith(RECALIBRATED):
+                recalibrate(model, seen)
+            for name, part in parts.items():
+                found[name].append(evaluate(model, *part).accuracy)
     return found
 
 

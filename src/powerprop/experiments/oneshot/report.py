@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,28 @@ from powerprop.experiments.oneshot.measured import (
     measure,
     nearest,
     nearest_to_four,
+    tried,
 )
-from powerprop.experiments.oneshot.train import SURVIVORS, arms
+from powerprop.experiments.oneshot.pruning import GLOBAL, RECALIBRATED
+from powerprop.experiments.oneshot.train import SEEN, SURVIVORS, arms
 from powerprop.experiments.oneshot.tuning import tuning_score
-from powerprop.report import Column, Headline, Image, Mean, Section, Stat, Table, pruning_curves, weight_change
+from powerprop.report import (
+    Column,
+    Curve,
+    Headline,
+    Image,
+    Mean,
+    Point,
+    Section,
+    Stat,
+    Table,
+    pruning_curves,
+    scatter,
+    weight_change,
+)
 
+RANGES = ((0.05, 0.2), (0.03, 0.1))
+"""Weights kept over which ways of pruning are compared: where they fall apart, and where little is left."""
 COLUMNS_AT = (0.05, 0.02)
 """The table shows the points of the grid nearest to these fractions kept; more would not fit 80 columns."""
 
@@ -50,11 +68,13 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
     figures = out / "figures"
     sections = [
         accuracy_section(config, measured, table, figures),
+        *ways_section(config, measured, figures),
         overlap_section(config, measured, figures),
         weights_section(measured, out),
     ]
     if len(config.lrs) > 1:
         sections.append(tuning_section(config, results, measured))
+        sections.append(frontier_section(config, results, figures))
     page = run_page(
         out, config, story.title, f"{story.intro}\n\n{run_note(config)}", story.paper, sections,
         stats(config, measured, best, points), headline(config, measured, best, story),
@@ -93,11 +113,53 @@ def accuracy_section(config: Config, measured: Sequence[Measured], table: Table,
     title = "Accuracy after one-shot pruning"
     caption = "Mean over the seeds, band of one standard deviation. The headline averages over the shaded range."
     text = (
-        "Each network is trained densely, then the weights of smallest magnitude of every layer are set to zero, once, "
-        "without any training afterwards. The output layer keeps twice the fraction of the others."
+        "Each network is trained densely, then the weights of smallest magnitude are set to zero, once, without any "
+        f"training afterwards: {described(config.ways[0])}."
     )
     picture = pruning_curves(curves, figures / "accuracy.svg", title, highlight=config.band, caption=caption)
     return Section(title, text, [picture], [table])
+
+
+def described(way: str) -> str:
+    """A way to prune in words."""
+    ranking = "all layers are ranked together" if way.startswith(GLOBAL) else (
+        "those of every layer by itself; the output layer keeps twice the fraction of the others"
+    )  # fmt: skip
+    again = (
+        f"measured again on {SEEN:,} training images" if way.endswith(RECALIBRATED) else "those of the dense network"
+    )
+    return f"{ranking}; statistics of batch norms, where there are any, are {again}"
+
+
+def ways_section(config: Config, measured: Sequence[Measured], figures: Path) -> list[Section]:
+    """The same networks pruned in the other ways: a figure each, and the mean over two ranges of weights kept."""
+    if len(config.ways) == 1:
+        return []
+    shown: list[Image] = []
+    rows: list[list[str | Mean]] = []
+    for way in config.ways:
+        main = way == config.ways[0]
+        curves = [m.accuracy(config.grid) if main else m.pruned_otherwise(config.grid, way) for m in measured]
+        rows += [[f"{way}: {m.label}", *ranges(config, curve)] for m, curve in zip(measured, curves, strict=True)]
+        if not main:
+            path = figures / f"accuracy-{way.replace(' ', '-')}.svg"
+            shown.append(pruning_curves(curves, path, f"Pruned {way}", caption=f"{described(way).capitalize()}."))
+    columns: list[str | Column] = [
+        "",
+        *(Column(f"{100 * low:g}–{100 * high:g}% kept", "max", 1, percent=True) for low, high in RANGES),
+    ]
+    text = (
+        "What a pruned network answers depends on how it was pruned as much as on how it was trained: one ranking of "
+        "all layers leaves more where it matters, and statistics of batch norms that fit the pruned network restore "
+        "much of what seemed lost. The networks, and their learning rates, are those of the figure above."
+    )
+    return [Section("Pruned in other ways", text, shown, [Table("Test accuracy by way of pruning", columns, rows)])]
+
+
+def ranges(config: Config, curve: Curve) -> list[Mean]:
+    """The mean over each of `RANGES` of the weights kept, and its spread over the seeds."""
+    inside = [[i for i, kept in enumerate(config.grid) if low <= kept <= high] for low, high in RANGES]
+    return [Mean.of(float(row[points].mean()) for row in np.atleast_2d(curve.values)) for points in inside]
 
 
 def overlap_section(config: Config, measured: Sequence[Measured], figures: Path) -> Section:
@@ -157,6 +219,29 @@ def tuning_section(config: Config, results: Results, measured: Sequence[Measured
     passed_over = better_pruned(config, results, measured)
     note = f"\n\nPassed over for their dense accuracy, though they prune better: {passed_over}." if passed_over else ""
     return Section("Choice of the learning rate", text + note, (), [Table("Validation score", columns, rows)])
+
+
+def frontier_section(config: Config, results: Results, figures: Path) -> Section:
+    """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
+    points, band = [], band_points(config)
+    for arm in arms(config):
+        for lr in config.lrs:
+            runs = tried(config, arm, lr, results)
+            if runs:
+                dense = 100 * fmean(run.test[-1] for run in runs)
+                pruned = Mean.of(fmean(run.test[i] for i in band) for run in runs)
+                points.append(Point(f"α = {arm.alpha:g}, {lr:g}", dense, pruned, arm.alpha))
+    text = (
+        "Every power with every learning rate that was tried, chosen or not. A higher rate leaves larger weights on "
+        "few connections: the network prunes better and is worse dense, whatever α. Where a point of "
+        "α > 1 lies above and to the right of the hollow ones, Powerpropagation has moved the frontier. Rates that "
+        f"were not chosen have n = {config.tuning_seeds}."
+    )
+    picture = scatter(
+        points, figures / "frontier.svg", "Dense accuracy against accuracy when pruned", "dense test accuracy (%)",
+        f"test accuracy, {band_text(config)}", percent=True,
+    )  # fmt: skip
+    return Section("What a learning rate buys", text, [picture])
 
 
 def better_pruned(config: Config, results: Results, measured: Sequence[Measured]) -> str:

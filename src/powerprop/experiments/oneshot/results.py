@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CURVES = ("test", "validation", "overlap")
 
@@ -17,6 +17,7 @@ class Pruned:
         overlap: of the masks before and after training, at each.
         sign_changes, sign_changes_of_survivors: fractions of all weights and of those kept in the end.
         near_zero_before, near_zero_after: fractions of all weights, before and after training.
+        others: test accuracy at each point for every further way to prune.
     """
 
     kept: list[float]
@@ -27,10 +28,11 @@ class Pruned:
     sign_changes_of_survivors: float
     near_zero_before: float
     near_zero_after: float
+    others: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in CURVES:
-            if len(values := getattr(self, name)) != len(self.kept):
+        for name, values in {**{name: getattr(self, name) for name in CURVES}, **self.others}.items():
+            if len(values) != len(self.kept):
                 raise ValueError(
                     f"{name!r} must have {len(self.kept)} values, one for each of 'kept', got {len(values)}"
                 )

@@ -6,16 +6,17 @@ Arms (an α and how it is trained) × learning rates × seeds; `tuning.py` choos
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save as to_safetensors
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from powerprop import data, models
-from powerprop.data.batches import Augment
 from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.oneshot import pruning
@@ -25,11 +26,14 @@ from powerprop.optim import Powerprop
 from powerprop.reparam import fold, reparametrize
 from powerprop.train import MetricsLog, NonFiniteError, evaluate, fit
 from powerprop.train.distributed import local_device
+from powerprop.train.precision import Precision
 
 SURVIVORS = 0.1
 """The fraction kept in figures 2c and 2d: 90% sparsity."""
 SAMPLED = 10_000
 """The number of weights drawn in figures 2c and 2d."""
+SEEN = 5_000
+"""Training images by which statistics of batch norms are measured again, in ten batches."""
 
 
 @dataclass(frozen=True)
@@ -71,26 +75,33 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
         return {"diverged": str(error)}
     fold(model)
     after = pruning.weights_of(model)
-    curves = {name: pruning.accuracies(model, *part, config.grid) for name, part in _measured(splits).items()}
+    seen = [_layout(config, part) for part in torch.split(splits.train.x[:SEEN], SEEN // 10)]
+    test = {"test": splits.test}
+    curves = pruning.accuracies(model, {**test, "validation": splits.validation}, config.grid, config.ways[0], seen)
+    others = {way: pruning.accuracies(model, test, config.grid, way, seen)["test"] for way in config.ways[1:]}
     survivors = pruning.layerwise_masks(after, SURVIVORS)
     drawn = pruning.sample(before, after, survivors, SAMPLED, torch.Generator().manual_seed(job.settings["seed"]))
     with replacing(folder / "weights.safetensors") as file:
         file.write(to_safetensors(drawn))
     overlap = pruning.overlaps(before, after, config.grid)
-    return {"kept": config.grid, **curves, "overlap": overlap, **pruning.movement(before, after, survivors)}
+    moved = pruning.movement(before, after, survivors)
+    return {"kept": config.grid, **curves, "overlap": overlap, **moved, "others": others}
 
 
 def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folder: Path, progress: Progress) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one."""
     optimizer = make_optimizer(config, model, job.settings["alpha"], job.settings["form"], job.settings["lr"])
     generator = torch.Generator().manual_seed(job.settings["seed"])
-    batches = data.Batches(*splits.train, config.batch, generator, _layout(config))
+    batches = data.Batches(*splits.train, config.batch, generator, lambda x, g: _layout(config, _shifted(config, x, g)))
     with MetricsLog(folder / "metrics.jsonl") as log:
         fit(
             model,
             optimizer,
             batches,
             config.steps,
+            loss=partial(cross_entropy, label_smoothing=config.label_smoothing),
+            schedule=(lambda step: triangle(step / config.steps, config.peak)) if config.peak else None,
+            precision=Precision(config.precision, next(model.parameters()).device.type),
             checkpoint=folder / "checkpoint.pt",
             checkpoint_every=config.every,
             log=log,
@@ -115,28 +126,43 @@ def load_splits(config: Config) -> data.Splits:
 def build(config: Config, seed: int) -> nn.Module:
     """The network with the initial weights of this seed."""
     generator = torch.Generator().manual_seed(seed)
+    if config.model == "lenet-300-100":
+        return models.lenet_300_100(init=config.init, generator=generator)
+    options: dict[str, Any] = {"init": config.init, "generator": generator}
     if config.model == "conv6":
-        return models.conv6(width=config.width, batch_norm=config.batch_norm, init=config.init, generator=generator)
-    return models.lenet_300_100(init=config.init, generator=generator)
+        model: nn.Module = models.conv6(width=config.width, batch_norm=config.batch_norm, **options)
+    elif config.model == "fast-cifar":
+        model = models.fast_cifar(widths=[round(config.width * each) for each in models.fastconv.WIDTHS], **options)
+    else:
+        model = models.resnet20(**options)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def make_optimizer(config: Config, model: nn.Module, alpha: float, form: str, lr: float) -> Optimizer:
     """SGD or Adam with Powerprop around it, or, in the direct form, over φ itself."""
     if form == "direct":
         reparametrize(model, alpha)
-    adam = config.optimiser == "adam"
-    base = Adam(model.parameters(), lr) if adam else SGD(model.parameters(), lr, momentum=config.momentum)
+    options: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay}
+    if config.optimiser == "adam":
+        base: Optimizer = Adam(model.parameters(), **options)
+    else:
+        base = SGD(model.parameters(), momentum=config.momentum, nesterov=config.nesterov, **options)
     return base if form == "direct" else Powerprop(base, model, alpha)
 
 
-def _layout(config: Config) -> Augment | None:
+def triangle(done: float, peak: float) -> float:
+    """The learning rate when a fraction of the training is done: a linear rise to 1 at `peak`, a linear fall to 0."""
+    return done / peak if done < peak else (1 - done) / (1 - peak)
+
+
+def _layout(config: Config, x: Tensor) -> Tensor:
     """Channels last for convolutions: a step of Conv-6 on a CPU takes two thirds of the time."""
-    return (lambda x, _: x.contiguous(memory_format=torch.channels_last)) if config.model == "conv6" else None
+    return x if config.model == "lenet-300-100" else x.contiguous(memory_format=torch.channels_last)
+
+
+def _shifted(config: Config, x: Tensor, generator: torch.Generator) -> Tensor:
+    return data.crop_and_flip(x, generator, config.shift) if config.shift else x
 
 
 def _first(part: data.Part, count: int) -> data.Part:
     return data.Part(part.x[:count], part.y[:count]) if count else part
-
-
-def _measured(splits: data.Splits) -> dict[str, data.Part]:
-    return {"test": splits.test, "validation": splits.validation}
