@@ -24,9 +24,9 @@ def log_likelihood(
 
         log p(x) ≈ log 1/K Σ_k p(x|z_k) N(z_k; 0, 1) / q(z_k|x),    z_k ~ q(z|x) = N(μ, σ²)
 
-    (Burda et al., 2016). On average it is a lower bound that rises with K to the exact value. The sum is taken in logarithms. The
-    samples of an input are the same however the work is cut into batches; with one sample it is an unbiased estimate of
-    the ELBO.
+    (Burda et al., 2016). On average it is a lower bound that rises with K to the exact value; with one sample it is an
+    estimate of the ELBO. The sum is taken in logarithms. The samples of an input are the same however the work is cut
+    into batches.
 
     encode: (μ, log σ²) of some inputs, each (n, latent).
     decode: logits of the pixels for some z.

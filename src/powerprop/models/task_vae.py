@@ -1,4 +1,4 @@
-"""A variational autoencoder that learns one task after the other: an encoder and a head for each, one shared decoder."""
+"""A variational autoencoder for one task after the other: an encoder and a head for each, one shared decoder."""
 
 from __future__ import annotations
 
