@@ -54,7 +54,9 @@ def _of_some(
     """The estimates of some inputs, so many draws of each decoded at a time."""
     shape = (samples, mean.shape[1])
     noise = torch.stack([torch.randn(shape, generator=generator) for _ in x]).to(mean)
-    parts = [_log_weights(part, mean[:, None], log_variance[:, None], decode, x) for part in noise.split(draws, 1)]
+    parts = [
+        _log_weights(part, mean[:, None], log_variance[:, None], decode, x) for part in torch.split(noise, draws, 1)
+    ]
     return torch.cat(parts, 1).logsumexp(1) - math.log(samples)
 
 
@@ -63,7 +65,7 @@ def _log_weights(
 ) -> Tensor:
     """log p(x|z) + log p(z) - log q(z|x) for z = μ + σε, in which the normalisers of the Gaussians cancel."""
     z = mean + (0.5 * log_variance).exp() * noise
-    logits = decode(z.flatten(0, 1)).flatten(1).unflatten(0, z.shape[:2])
+    logits = decode(z.flatten(0, 1)).reshape(*z.shape[:2], -1)
     pixels = torch.einsum("nkd,nd->nk", logits, x) - F.softplus(logits).sum(2)
     latent = 0.5 * (noise.square() - z.square() + log_variance).sum(2)
     return pixels.double() + latent.double()

@@ -16,6 +16,7 @@ from powerprop.experiments.generative.measure import some
 from powerprop.experiments.generative.measured import Measured
 from powerprop.experiments.generative.train import SAMPLES, SAMPLES_FORMAT
 from powerprop.report import Curve, Grid, Image, image_grids, lines, panels
+from powerprop.report.labels import Array
 from powerprop.tensorfiles import read_tensors
 
 SIDE = 28
@@ -79,5 +80,5 @@ def figure_of_samples(config: Config, measured: Sequence[Measured], out: Path) -
     return image_grids(grids, names(config), path, "What is left of every character", caption=caption)
 
 
-def _squares(images: Tensor) -> np.ndarray:  # type: ignore[type-arg]
-    return images.unflatten(2, (SIDE, SIDE)).double().numpy()
+def _squares(images: Tensor) -> Array:
+    return np.asarray(images.reshape(*images.shape[:2], SIDE, SIDE), np.float64)

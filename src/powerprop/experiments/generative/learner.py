@@ -45,8 +45,9 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     generator = torch.Generator().manual_seed(derived_seed(seed, WEIGHTS))
     model = task_vae(PIXELS, config.width, config.latent, generator=generator).to(device)
     with torch.no_grad():
-        for layer in model.shared[::2]:
-            layer.weight.mul_(config.spread)  # type: ignore[operator, union-attr]
+        for name, parameter in model.shared.named_parameters():
+            if name.endswith("weight"):
+                parameter.mul_(config.spread)
     rate = equal_rate(1.0, config.magnitude, alpha) if config.magnitude else 1.0
     momentum = config.momentum_lr if name == "EfficientPackNet" or alpha > 1 else 0.0
     options: dict[str, Any] = {
@@ -80,7 +81,10 @@ def optimizer_of(model: TaskVAE, lr: float, momentum_lr: float, rate: float) -> 
         shared = {id(parameter) for parameter in model.shared.parameters()}
         own = [parameter for parameter in parameters if id(parameter) not in shared]
         first = momentum_lr or lr
-        groups = [{"params": own}, {"params": list(model.shared.parameters()), "lr": first * rate}]
+        groups: list[dict[str, Any]] = [
+            {"params": own},
+            {"params": list(model.shared.parameters()), "lr": first * rate},
+        ]
         fused = own[0].device.type in ("cpu", "cuda")  # one pass over the weights
         if momentum_lr:
             return torch.optim.SGD(groups, lr=first, momentum=0.9, fused=fused)

@@ -71,11 +71,12 @@ def run_note(config: Config) -> str:
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     momentum = f"; momentum 0.9 with {config.momentum_lr:g} for EPN and with Powerprop" if config.momentum_lr else ""
     test = f"{config.test} random test images of each character" if config.test else "all test images"
+    networks = "1 network" if config.vcl_samples == 1 else f"{config.vcl_samples} networks"
     slow = f", {config.si_steps:,} for SI" if config.si_steps else ""
     return (
         f"This run: {config.tasks} tasks, {config.steps:,} steps of {config.batch} images each{slow}, and "
         f"{config.retrain_steps:,} more for EPN after pruning; Adam with {config.lr:g}{momentum}; "
-        f"α = {config.alpha:g}, γ = {config.gamma:g}; VCL draws {config.vcl_samples} network{'s' if config.vcl_samples > 1 else ''} a step; "
+        f"α = {config.alpha:g}, γ = {config.gamma:g}; VCL draws {networks} a step; "
         f"{config.samples:,} importance samples, {test}; {seeds}. The paper: 200 epochs (about 21,600 steps) a task on "
         "MNIST, 400 on notMNIST and for SI, 10 networks a step, 5,000 importance samples, all test images."
     )
