@@ -203,7 +203,7 @@ def test_smoke(name: str, tmp_path: Path, images: None) -> None:
     assert files == {"job.json", "metrics.jsonl", "learner.safetensors", "result.json", "samples.safetensors"}
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Stands for a kill."""
 
 
@@ -214,11 +214,11 @@ def test_stopped_in_any_task_and_resumed(method: str, tmp_path: Path, images: No
 
     def stop(task: int, done: float, values: dict[str, float]) -> None:
         if values["task"] > task:
-            raise Stopped
+            raise StoppedError
 
     whole = run_job(config, job, tmp_path / "whole", lambda done, values: None)
     for task in (1, 2):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             run_job(config, job, tmp_path / "parts", partial(stop, task))
     parts = run_job(config, job, tmp_path / "parts", lambda done, values: None)
     assert whole.pop("seconds") > 0 < parts.pop("seconds")

@@ -39,12 +39,14 @@ def log_likelihood(
         raise ValueError(f"samples and pixels must be at least 1, got {samples} and {pixels}")
     if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
         raise TypeError(f"generator must be a torch.Generator on the CPU, got {generator!r}")
-    rows = max(1, pixels // max(1, x[:1].numel()))
+    if not len(x):
+        return torch.zeros(0, dtype=torch.float64, device=x.device)
+    rows = max(1, pixels // x[0].numel())
     inputs, draws = max(1, rows // samples), min(rows, samples)
     found = [
         _of_some(*encode(part), decode, part.flatten(1), samples, draws, generator) for part in torch.split(x, inputs)
     ]
-    return torch.cat(found) if len(x) else x.new_zeros(0, dtype=torch.float64)
+    return torch.cat(found)
 
 
 def _of_some(

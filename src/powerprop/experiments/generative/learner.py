@@ -45,9 +45,8 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     generator = torch.Generator().manual_seed(derived_seed(seed, WEIGHTS))
     model = task_vae(PIXELS, config.width, config.latent, generator=generator).to(device)
     with torch.no_grad():
-        for name, parameter in model.shared.named_parameters():
-            if name.endswith("weight"):
-                parameter.mul_(config.spread)
+        for parameter in model.shared.parameters():
+            parameter.mul_(config.spread)  # biases are 0
     rate = equal_rate(1.0, config.magnitude, alpha) if config.magnitude else 1.0
     momentum = config.momentum_lr if name == "EfficientPackNet" or alpha > 1 else 0.0
     options: dict[str, Any] = {
