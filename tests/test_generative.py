@@ -209,7 +209,7 @@ class StoppedError(Exception):
 
 @pytest.mark.parametrize("method", ["VCL", "SI", "Powerprop+EWC", "Powerprop+EfficientPackNet"])
 def test_stopped_in_any_task_and_resumed(method: str, tmp_path: Path, images: None) -> None:
-    config = replace(SMOKE, methods=(method,), steps=100, strengths=(10.0,))
+    config = replace(SMOKE, methods=(method,), strengths=(10.0,))
     job = jobs(config, {})[0]
 
     def stop(task: int, done: float, values: dict[str, float]) -> None:
@@ -331,7 +331,7 @@ def test_bad_settings() -> None:
 
 
 def test_a_character_without_images_is_an_error(images: None) -> None:
-    few = replace(SMOKE, images=30, validation=10)
+    few = replace(SMOKE, images=4, validation=2)
     with pytest.raises(ValueError, match="no .* image is of"):
         EXPERIMENTS["generative"].prepare(few)
 
