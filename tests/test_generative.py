@@ -31,7 +31,7 @@ from powerprop.experiments.generative.train import run_job
 from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.runner import run
 from powerprop.models import TaskVAE, task_vae
-from powerprop.report import Grid, image_grids
+from powerprop.report import Curve, Grid, image_grids, panels
 
 SMOKE = MNIST["smoke"]
 pytestmark = [
@@ -354,3 +354,13 @@ def test_jobs_have_names_of_their_own() -> None:
     found = [job.key for job in jobs(replace(SMOKE, strengths=(1.0,)), {})]
     assert len(set(found)) == len(found) == len(METHODS)
     assert isinstance(jobs(SMOKE, {})[0], Job)
+
+
+def test_panels_show_what_they_are_asked_to(tmp_path: Path) -> None:
+    flat = [Curve("Naive", None, [1, 2], [-100.0, -100.0], method="Naive")]
+    fallen = [*flat, Curve("EWC", None, [1, 2], [-90.0, -500.0], method="EWC", plain=True)]
+    image = panels({"task 1": flat, "task 2": fallen}, tmp_path / "panels.svg", "Tasks", "tasks", "nats", span=40.0)
+    assert "task 2: Naive -100, EWC -500" in image.alt
+    assert image.path.exists()
+    with pytest.raises(ValueError, match="figure 'task 1' needs at least one curve"):
+        panels({"task 1": []}, tmp_path / "panels.svg", "Tasks", "tasks", "nats")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 ACROSS = 5
 """Panels side by side."""
-ROOM = 0.06
-"""Above the largest value, as a fraction of a panel's height."""
+ROOM, LEAST = 0.06, 0.02
+"""Room above the largest value, as a fraction of a panel's height; its least height, as one of the largest value."""
 
 
 def panels(
@@ -61,9 +61,11 @@ def _draw(axes: Axes, curves: Sequence[Curve], span: float | None) -> None:
         axes.plot(curve.positions, curve.mean, zorder=2.5 if curve.plain else 3, **_look(curve, single))
     largest = max(float(curve.mean.max()) for curve in curves)
     smallest = min(float(curve.mean.min()) for curve in curves)
-    height = max(largest - smallest if span is None else min(span, largest - smallest), 1e-9)
+    height = largest - smallest if span is None else min(span, largest - smallest)
+    height = max(height, LEAST * abs(largest), 1e-9)
     axes.set_ylim(largest - (1 + ROOM) * height, largest + ROOM * height)
     axes.locator_params(axis="y", nbins=5)
+    axes.ticklabel_format(axis="y", useOffset=False)
 
 
 def _look(curve: Curve, marked: bool) -> dict[str, Any]:
