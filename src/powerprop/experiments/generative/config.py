@@ -72,8 +72,8 @@ class Config:
     spread: float = 1.0
     gamma: float = 0.95
     search: str = "binary"
-    strengths: tuple[float, ...] = (1.0, 10.0, 100.0)
-    si_strengths: tuple[float, ...] = (1.0, 10.0, 100.0)
+    strengths: tuple[float, ...] = (10.0, 100.0, 1_000.0, 10_000.0)
+    si_strengths: tuple[float, ...] = (1.0, 10.0, 100.0, 1_000.0)
     tuning_tasks: int = 3
     vcl_samples: int = 1
     batch: int = 50
@@ -119,7 +119,7 @@ MNIST = {
     ),
     "paper": Config(
         "mnist", seeds=5, steps=21_600, retrain_steps=10_800, si_steps=43_200, momentum_lr=1e-3, search="linear",
-        tuning_tasks=TASKS, vcl_samples=10, curve_samples=500,
+        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10, curve_samples=500,
     ),
 }  # fmt: skip
 NOTMNIST = {
@@ -130,6 +130,6 @@ NOTMNIST = {
     ),
     "paper": Config(
         "notmnist", seeds=5, steps=12_000, retrain_steps=6_000, momentum_lr=2.5e-3, search="linear",
-        tuning_tasks=TASKS, vcl_samples=10, curve_samples=500, validation=1_500,
+        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10, curve_samples=500, validation=1_500,
     ),
 }  # fmt: skip
