@@ -119,7 +119,8 @@ MNIST = {
     ),
     "paper": Config(
         "mnist", seeds=5, steps=21_600, retrain_steps=10_800, si_steps=43_200, momentum_lr=1e-3, search="linear",
-        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10, curve_samples=500,
+        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10,
+        curve_samples=500,
     ),
 }  # fmt: skip
 NOTMNIST = {
@@ -130,6 +131,7 @@ NOTMNIST = {
     ),
     "paper": Config(
         "notmnist", seeds=5, steps=12_000, retrain_steps=6_000, momentum_lr=2.5e-3, search="linear",
-        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10, curve_samples=500, validation=1_500,
+        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10,
+        curve_samples=500, validation=1_500,
     ),
 }  # fmt: skip
