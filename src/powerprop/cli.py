@@ -16,7 +16,7 @@ from powerprop import commands
 from powerprop.commands.compare import compare
 from powerprop.commands.listing import list_experiments
 from powerprop.commands.names import did_you_mean
-from powerprop.commands.options import all_options, asked_preset, check_run, with_strategies
+from powerprop.commands.options import all_options, asked_preset, check_run, with_dataset, with_strategies
 from powerprop.commands.output import accept_every_character
 from powerprop.commands.report import report
 from powerprop.commands.run import results, run
@@ -50,7 +50,7 @@ def call(arguments: list[str]) -> None:
     if arguments == ["--version"]:
         print(f"powerprop {powerprop.__version__}")
         return
-    arguments = with_strategies(arguments)
+    arguments = with_dataset(with_strategies(arguments))
     check_command(arguments)
     said = io.StringIO()
     try:

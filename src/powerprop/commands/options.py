@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_type_hints
 
@@ -150,6 +151,15 @@ def with_strategies(arguments: Sequence[str]) -> list[str]:
     table = f"{name}{OF_STRATEGIES}"
     asked = any(each.partition("=")[0] == "--strategy" for each in arguments)
     return [command, table, *arguments[2:]] if command == "run" and asked and table in EXPERIMENTS else list(arguments)
+
+
+def with_dataset(arguments: Sequence[str]) -> list[str]:
+    """`run generative --dataset notmnist` is `run generative-notmnist --dataset notmnist`, with its own presets."""
+    command, name = [*arguments, "", ""][:2]
+    typed = " ".join(arguments[2:]).replace("=", " ").split()
+    asked = next((value for option, value in pairwise(typed) if option == "--dataset"), "")
+    own = f"{name}-{asked}"
+    return [command, own, *arguments[2:]] if command == "run" and own in EXPERIMENTS else list(arguments)
 
 
 def check_run(arguments: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from powerprop.continual.fisher import diagonal_fisher
 from powerprop.continual.gem import AGEM, GEM
 from powerprop.continual.generative import DGR, RtF
 from powerprop.continual.hat import HAT
+from powerprop.continual.likelihood import log_likelihood
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.memory import Memory
 from powerprop.continual.metrics import Accuracies, accuracy_on
@@ -87,6 +88,7 @@ __all__ = [
     "infer",
     "learn_stream",
     "load_learner",
+    "log_likelihood",
     "make_task",
     "sparsest",
 ]

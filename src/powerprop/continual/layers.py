@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["channels", "inputs_noted", "joined", "own_layers", "patches", "put"]
+from powerprop.select import matches, name_patterns
+
+__all__ = ["channels", "check_protect", "inputs_noted", "joined", "own_layers", "patches", "protected", "put"]
+
+
+def check_protect(model: nn.Module, protect: str | Sequence[str] | None) -> list[str] | None:
+    """The name patterns of protected parameters as a list; patterns that fit none of the model's are an error."""
+    if protect is None:
+        return None
+    patterns = name_patterns(protect)
+    if not any(matches(name, patterns) for name, _ in model.named_parameters()):
+        known = ", ".join(name for name, _ in model.named_parameters())
+        raise ValueError(f"protect must be patterns of parameters' names, got {patterns}, which fit none of {known}")
+    return patterns
+
+
+def protected(model: nn.Module, protect: list[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters that fit one of the patterns by name; all of them for None."""
+    return {n: p for n, p in model.named_parameters() if protect is None or matches(n, protect)}
 
 
 def own_layers(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual.fisher import Labels, check_labels, diagonal_fisher, sensitivity
+from powerprop.continual.layers import check_protect, protected
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.saving import below
 from powerprop.continual.source import Source
@@ -65,18 +66,21 @@ class Quadratic(Strategy, ABC):
     that the loss of the current task does not use, such as the heads of other tasks, stay where they are anyway.
 
     strength: λ, the weight of the penalty.
+    protect: name patterns of the parameters that are held, such as `"shared.*"`; by default all. Parts that only one
+        task uses need no importances, which are two numbers per weight.
     Further arguments are those of `Strategy`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("strength",)
+    OPTIONS: ClassVar[tuple[str, ...]] = ("strength", "protect")
 
     def __init__(
-        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float, **options: Any
-    ) -> None:
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float,
+        protect: str | Sequence[str] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         if not strength >= 0:
             raise ValueError(f"strength must not be negative, got {strength}")
-        self.strength = strength
+        self.strength, self.protect = strength, check_protect(model, protect)
         self.held = Held()
         self.parts["held"] = self.held
 
@@ -94,7 +98,8 @@ class Quadratic(Strategy, ABC):
         found, weights = self.importances(data), self.weights()
         self.held.follow(weights)
         with torch.no_grad():
-            self.hold(found, {name: weight.detach().clone() for name, weight in weights.items()})
+            own = {name: each for name, each in found.items() if name in weights}
+            self.hold(own, {name: weight.detach().clone() for name, weight in weights.items()})
 
     def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         """Ω += found, and all that matters is held where it is now."""
@@ -103,8 +108,8 @@ class Quadratic(Strategy, ABC):
         self.held.anchor = {name: weights[name] for name in known}
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters of the model by name."""
-        return dict(self.model.named_parameters())
+        """The parameters that are held, by name."""
+        return protected(self.model, self.protect)
 
 
 class EWC(Quadratic):

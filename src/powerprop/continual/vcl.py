@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from powerprop.continual.layers import check_protect, protected
 from powerprop.continual.now import Rehearsal
 from powerprop.continual.objective import Classification, Model
 from powerprop.continual.optimiser import OptimizerFactory
@@ -34,14 +35,14 @@ class Posterior:
     Those of a weight that no task has used yet are made when one begins, and count as learned when it ends.
     """
 
-    def __init__(self, learner: Strategy) -> None:
-        self.learner = learner
+    def __init__(self, learner: Strategy, protect: list[str] | None = None) -> None:
+        self.learner, self.protect = learner, protect
         self.log_variance: dict[str, nn.Parameter] = {}
         self.learned: set[str] = set()
 
     def means(self) -> dict[str, nn.Parameter]:
-        """The weights of the model that are trained."""
-        return {n: p for n, p in self.learner.model.named_parameters() if p.requires_grad}
+        """The weights of the model that are trained and have a distribution."""
+        return {n: p for n, p in protected(self.learner.model, self.protect).items() if p.requires_grad}
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Weights w = μ + σε; the noise is drawn on the CPU, so that it is the same everywhere."""
@@ -90,10 +91,14 @@ class VCL(Strategy):
     log_variance: of q where training begins.
     prior_variance: of the first prior.
     likelihood_steps: so many first steps of the first task find the means by maximum likelihood alone.
+    protect: name patterns of the parameters that have a distribution, such as `"shared.*"`; by default all. The others
+        are trained as they are.
     Further arguments are those of `Strategy`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("examples", "samples", "log_variance", "prior_variance", "likelihood_steps")
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        "examples", "samples", "log_variance", "prior_variance", "likelihood_steps", "protect",
+    )  # fmt: skip
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         name: {
             "samples": 10,
@@ -106,7 +111,8 @@ class VCL(Strategy):
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, examples: int, samples: int = 10,
-        log_variance: float = -6.0, prior_variance: float = 1.0, likelihood_steps: int = 0, **options: Any,
+        log_variance: float = -6.0, prior_variance: float = 1.0, likelihood_steps: int = 0,
+        protect: str | Sequence[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         least = {"examples": (examples, 1), "samples": (samples, 1), "likelihood_steps": (likelihood_steps, 0)}
@@ -117,7 +123,8 @@ class VCL(Strategy):
             raise ValueError(f"prior_variance must be positive, got {prior_variance}")
         self.examples, self.samples, self.likelihood_steps = examples, samples, likelihood_steps
         self.log_variance, self.prior_variance = log_variance, prior_variance
-        self.posterior = Posterior(self)
+        self.protect = check_protect(model, protect)
+        self.posterior = Posterior(self, self.protect)
         self.parts["posterior"] = self.posterior
         self._prior: dict[str, tuple[Tensor, Tensor]] = {}
         self._drawn = False

@@ -10,6 +10,7 @@ from powerprop.experiments.continual.long_permuted_mnist import THREE_HUNDRED as
 from powerprop.experiments.continual.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
 from powerprop.experiments.continual.split_cifar100 import EXPERIMENT as SPLIT_CIFAR100
 from powerprop.experiments.continual.split_mnist import EXPERIMENT as SPLIT_MNIST
+from powerprop.experiments.generative.experiments import GENERATIVE, GENERATIVE_NOTMNIST
 from powerprop.experiments.harness.experiment import Experiment
 from powerprop.experiments.imagenet.train import EXPERIMENT as IMAGENET
 from powerprop.experiments.oneshot.cifar import EXPERIMENT as CIFAR_ONESHOT
@@ -35,6 +36,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "split-cifar100-strategies": SPLIT_CIFAR100_STRATEGIES,
     "powerprop-ewc": POWERPROP_EWC,
     "unknown-boundaries": UNKNOWN_BOUNDARIES,
+    "generative": GENERATIVE,
+    "generative-notmnist": GENERATIVE_NOTMNIST,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]

@@ -9,6 +9,7 @@ from powerprop.models.lenet import MLP, lenet_300_100, mlp
 from powerprop.models.replay_vae import VAE, ReplayVAE, replay_vae, vae
 from powerprop.models.resnet import ResNet, resnet18, resnet50
 from powerprop.models.resnet_cifar import CifarResNet, WideResNet, resnet20, wrn_22_2
+from powerprop.models.task_vae import TaskVAE, task_vae
 
 __all__ = [
     "MLP",
@@ -20,6 +21,7 @@ __all__ = [
     "Heads",
     "ReplayVAE",
     "ResNet",
+    "TaskVAE",
     "WideResNet",
     "alexnet",
     "conv6",
@@ -31,6 +33,7 @@ __all__ = [
     "resnet18",
     "resnet20",
     "resnet50",
+    "task_vae",
     "vae",
     "wrn_22_2",
 ]

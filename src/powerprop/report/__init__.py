@@ -6,11 +6,13 @@ Figures need matplotlib (``pip install 'powerprop[report]'``), which is imported
 from powerprop.report.bars import Bars, bars
 from powerprop.report.curve import Curve
 from powerprop.report.figures import lines, pruning_curves
+from powerprop.report.grids import Grid, image_grids
 from powerprop.report.heatmap import heatmap
 from powerprop.report.image import Image
 from powerprop.report.mean import Mean
 from powerprop.report.page import Headline, Page, Section, Stat, index_page, render_index, render_page, write_page
 from powerprop.report.palette import alpha_look, method_look
+from powerprop.report.panels import panels
 from powerprop.report.scatter import Point, scatter
 from powerprop.report.style import MissingMatplotlibError
 from powerprop.report.table import Column, Table
@@ -20,6 +22,7 @@ __all__ = [
     "Bars",
     "Column",
     "Curve",
+    "Grid",
     "Headline",
     "Image",
     "Mean",
@@ -33,9 +36,11 @@ __all__ = [
     "bars",
     "density",
     "heatmap",
+    "image_grids",
     "index_page",
     "lines",
     "method_look",
+    "panels",
     "pruning_curves",
     "render_index",
     "render_page",
