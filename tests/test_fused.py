@@ -53,7 +53,9 @@ def made(base: str, alpha: float, fused: bool | None, **options: Any) -> tuple[n
 def close(a: nn.Module, b: nn.Module, tolerance: float = 2e-3) -> bool:
     """Equal to rounding, which a chaotic training amplifies."""
     pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return all(float((x - y).detach().abs().max()) <= tolerance * float(y.detach().abs().max() + 1e-3) for x, y in pairs)
+    return all(
+        float((x - y).detach().abs().max()) <= tolerance * float(y.detach().abs().max() + 1e-3) for x, y in pairs
+    )
 
 
 def masks(optimizer: pp.Powerprop, share: float, seed: int) -> dict[str, Tensor]:

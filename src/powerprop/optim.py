@@ -65,10 +65,10 @@ class Powerprop(Optimizer):
     where: which parameters get α: a name pattern, several, or a predicate of (name, parameter);
         by default the weights of all linear, convolutional and attention layers.
     sparsify: a sparse-training method, e.g. `RigL(sparsity=0.9, steps=10_000)`.
-    fused: whether float32 weights on a CPU are moved by compiled code, in one pass over memory; around `SGD`, `Adam` and
-        `AdamW` that pass takes the base optimiser's step as well. None: wherever there is a C compiler, but not in a
-        distributed run, whose machines may differ. True: or an error. False: by torch alone. The results are the same
-        to rounding; each way by itself is the same to the bit whenever and wherever it is run.
+    fused: whether float32 weights on a CPU are moved by compiled code, in one pass over memory; around `SGD`, `Adam`
+        and `AdamW` that pass takes the base optimiser's step as well. None: wherever there is a C compiler, but not in
+        a distributed run, whose machines may differ. True: or an error. False: by torch alone. The results are the
+        same to rounding; each way by itself is the same to the bit whenever it is run.
     """
 
     def __init__(

@@ -10,6 +10,11 @@
 
 #define BLOCK 1024 /* numbers that stay in the first cache while the loops below follow each other */
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__ /* the arrays of a loop never overlap */
+#define EACH _Pragma("clang loop vectorize(assume_safety)") for (int64_t i = 0; i < n; i++)
+#else
+#define EACH _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
+#endif
 
 enum { MOVED, SGD, ADAM };                                /* MOVED: the base optimiser has written its target */
 enum { NESTEROV = 1, MAXIMIZE = 2, DECOUPLED = 4 };
@@ -59,7 +64,7 @@ INLINE float broken_power(const Power *p, float x) {
 }
 
 INLINE void whole_powers(const float *restrict phi, float *restrict out, int64_t n, int64_t exponent) {
-    for (int64_t i = 0; i < n; i++) out[i] = whole_power(phi[i], exponent);
+    EACH out[i] = whole_power(phi[i], exponent);
 }
 
 static void powers(const Power *p, const float *restrict phi, float *restrict out, int64_t n) {
@@ -73,9 +78,9 @@ static void powers(const Power *p, const float *restrict phi, float *restrict ou
         default: whole_powers(phi, product, n, p->whole);
     }
     if (!p->broken) return;
-    for (int64_t i = 0; i < n; i++) out[i] = broken_power(p, phi[i]);
+    EACH out[i] = broken_power(p, phi[i]);
     if (p->whole)
-        for (int64_t i = 0; i < n; i++) out[i] *= whole[i];
+        EACH out[i] *= whole[i];
 }
 
 /* --- the base optimisers' moves ---------------------------------------------------------------------------------- */
@@ -88,10 +93,10 @@ INLINE void sgd(const Group *g, const Item *it, int64_t at, float *restrict move
     int nesterov = (g->flags & NESTEROV) != 0;
     if (!momentum && !decay) {
         rate *= sign;
-        for (int64_t i = 0; i < n; i++) move[i] = rate * grad[i];
+        EACH move[i] = rate * grad[i];
         return;
     }
-    for (int64_t i = 0; i < n; i++) {
+    EACH {
         float push = sign * grad[i] + decay * weight[i];
         if (momentum) {
             float speed = it->fresh ? push : mass * buffer[i] + keep * push;
@@ -109,7 +114,7 @@ INLINE void adam(const Group *g, const Item *it, int64_t at, float *restrict mov
     float coupled = g->flags & DECOUPLED ? 0.0f : (float)g->decay;
     float decoupled = g->flags & DECOUPLED ? (float)(-g->lr * g->decay) : 0.0f;
     float new1 = (float)(1 - g->beta1), old2 = (float)g->beta2, new2 = (float)(1 - g->beta2);
-    for (int64_t i = 0; i < n; i++) {
+    EACH {
         float push = sign * grad[i] + coupled * weight[i];
         float m = mean[i] + (push - mean[i]) * new1;
         float v = old2 * square[i] + new2 * (push * push);
@@ -131,95 +136,119 @@ static void base_move(const Group *g, const Item *it, int64_t at, float *move, i
 typedef struct {
     float *restrict weight, *restrict phi;
     const float *restrict move;
-    const uint8_t *restrict active, *restrict trainable;
+    const int32_t *restrict active, *restrict trainable; /* all bits set where the mask is */
+    float alpha, floor, rest, more;                      /* a decay of `rest`·θ, and `more` where it is active */
 } View;
 
+/* x where the mask is, else zero, whatever x is; by bits, because compilers turn repeated questions into jumps */
+INLINE float kept(float x, int32_t mask) {
+    union { float f; int32_t i; } bits = {.f = x};
+    bits.i &= mask;
+    return bits.f;
+}
+
+INLINE float either(float x, float other, int32_t mask) {
+    union { float f; int32_t i; } a = {.f = x}, b = {.f = other};
+    a.i = (a.i & mask) | (b.i & ~mask);
+    return a.f;
+}
+
+INLINE float decayed(View v, float theta, int32_t shown) { return v.rest * theta + v.more * kept(theta, shown); }
+
 /* θ takes the target where it is active and trained, and the move alone where it is trained but hidden */
-INLINE void linear(View v, const Item *it, int64_t n) {
-    float used = (float)it->decay_active, rest = (float)it->decay_rest;
-    for (int64_t i = 0; i < n; i++) {
-        int shown = !v.active || v.active[i];
-        float target = v.weight[i] + v.move[i], old = v.phi[i];
-        float next = (shown ? target : old + target) - (shown ? used : rest) * old;
-        next = !v.trainable || v.trainable[i] ? next : old;
+INLINE void linear(View v, int64_t n) {
+    EACH {
+        int32_t shown = v.active ? v.active[i] : -1;
+        float old = v.phi[i], next = v.weight[i] + v.move[i];
+        if (v.active) next = next + kept(old, ~shown) - decayed(v, old, shown);
+        if (v.trainable) next = either(next, old, v.trainable[i]);
         v.phi[i] = next;
-        v.weight[i] = shown ? next : 0.0f;
+        v.weight[i] = kept(next, shown);
     }
 }
 
 /* φ + α|φ|^(α-1)·(target - w), nothing where it is not trained, and zero where the weight would underflow */
-INLINE float moved(View v, const Item *it, const Power *p, int64_t i, float factor) {
-    int shown = !v.active || v.active[i];
+INLINE float moved(View v, int64_t i, float factor) {
+    int32_t shown = v.active ? v.active[i] : -1;
     float old = v.phi[i], theta = old * factor;
-    float move = v.move[i] + (v.weight[i] - (shown ? theta : 0.0f));
-    if (v.active) move -= (shown ? (float)it->decay_active : (float)it->decay_rest) * theta;
-    float next = old + (float)p->alpha * (factor * move);
-    next = !v.trainable || v.trainable[i] ? next : old;
-    return fabsf(next) <= (float)p->floor ? 0.0f : next;
+    float move = v.move[i] + (v.weight[i] - kept(theta, shown));
+    if (v.active) move -= decayed(v, theta, shown);
+    float next = old + v.alpha * (factor * move);
+    if (v.trainable) next = either(next, old, v.trainable[i]);
+    return fabsf(next) <= v.floor ? 0.0f : next;
 }
 
-INLINE void whole(View v, const Item *it, const Power *p, int64_t n, int64_t exponent) {
-    for (int64_t i = 0; i < n; i++) {
-        float next = moved(v, it, p, i, whole_power(v.phi[i], exponent));
+INLINE void whole(View v, int64_t n, int64_t exponent) {
+    EACH {
+        float next = moved(v, i, whole_power(v.phi[i], exponent));
         v.phi[i] = next;
         next *= whole_power(next, exponent);
-        v.weight[i] = !v.active || v.active[i] ? next : 0.0f;
+        v.weight[i] = v.active ? kept(next, v.active[i]) : next;
     }
 }
 
-INLINE void broken(View v, const Item *it, const Power *p, int64_t n, float *restrict factor) {
-    for (int64_t i = 0; i < n; i++) v.phi[i] = moved(v, it, p, i, factor[i]);
+INLINE void broken(View v, const Power *p, int64_t n, float *restrict factor) {
+    EACH v.phi[i] = moved(v, i, factor[i]);
     powers(p, v.phi, factor, n);
-    for (int64_t i = 0; i < n; i++) {
+    EACH {
         float next = v.phi[i] * factor[i];
-        v.weight[i] = !v.active || v.active[i] ? next : 0.0f;
+        v.weight[i] = v.active ? kept(next, v.active[i]) : next;
     }
 }
 
 INLINE void power(View v, const Item *it, const Power *p, int64_t at, int64_t n) {
     float scratch[BLOCK], *factor = it->factor ? it->factor + at : scratch;
     switch (p->broken ? 0 : p->whole) {
-        case 1: whole(v, it, p, n, 1); return;
-        case 2: whole(v, it, p, n, 2); return;
-        case 3: whole(v, it, p, n, 3); return;
-        case 4: whole(v, it, p, n, 4); return;
+        case 1: whole(v, n, 1); return;
+        case 2: whole(v, n, 2); return;
+        case 3: whole(v, n, 3); return;
+        case 4: whole(v, n, 4); return;
         default:
             if (!it->factor) powers(p, v.phi, factor, n);
-            broken(v, it, p, n, factor);
+            broken(v, p, n, factor);
     }
 }
 
 static void plain(View v, int64_t n) {
-    for (int64_t i = 0; i < n; i++) v.weight[i] += v.move[i];
+    EACH v.weight[i] += v.move[i];
 }
 
 static void only_masked(View v, int64_t n) {
-    for (int64_t i = 0; i < n; i++) v.weight[i] = v.active[i] ? v.weight[i] + v.move[i] : 0.0f;
+    EACH v.weight[i] = kept(v.weight[i] + v.move[i], v.active[i]);
 }
 
 /* A constant NULL lets the compiler leave the mask out of the loops. */
 static void absorb(View v, const Item *it, const Power *p, int64_t at, int64_t n) {
-    View dense = {v.weight, v.phi, v.move, NULL, NULL}, used = {v.weight, v.phi, v.move, v.active, NULL};
-    View trained = {v.weight, v.phi, v.move, NULL, v.trainable};
+    View dense = v, used = v, trained = v;
+    dense.active = trained.active = dense.trainable = used.trainable = NULL;
     int masks = (v.active != NULL) + 2 * (v.trainable != NULL);
     if (it->kind == PLAIN) plain(v, n);
     else if (it->kind == MASKED) only_masked(v, n);
-    else if (it->kind == LINEAR && masks == 1) linear(used, it, n);
-    else if (it->kind == LINEAR && masks == 2) linear(trained, it, n);
-    else if (it->kind == LINEAR) linear(v, it, n);
+    else if (it->kind == LINEAR && masks == 1) linear(used, n);
+    else if (it->kind == LINEAR && masks == 2) linear(trained, n);
+    else if (it->kind == LINEAR) linear(v, n);
     else if (masks == 0) power(dense, it, p, at, n);
     else if (masks == 1) power(used, it, p, at, n);
     else if (masks == 2) power(trained, it, p, at, n);
     else power(v, it, p, at, n);
 }
 
+static const int32_t *widened(const uint8_t *mask, int64_t at, int32_t *restrict out, int64_t n) {
+    if (!mask) return NULL;
+    EACH out[i] = -(int32_t)mask[at + i];
+    return out;
+}
+
 static void stretch(const Item *it, const Group *g, const Power *p, int64_t from, int64_t to) {
     float move[BLOCK];
+    int32_t active[BLOCK], trainable[BLOCK];
     for (int64_t at = from; at < to; at += BLOCK) {
         int64_t n = to - at < BLOCK ? to - at : BLOCK;
         base_move(g, it, at, move, n);
-        View v = {it->weight + at, it->phi ? it->phi + at : NULL, move, it->active ? it->active + at : NULL,
-                  it->trainable ? it->trainable + at : NULL};
+        const int32_t *used = widened(it->active, at, active, n);
+        const int32_t *trained = it->trainable == it->active ? used : widened(it->trainable, at, trainable, n);
+        View v = {it->weight + at, it->phi ? it->phi + at : NULL, move, used, trained, (float)p->alpha, (float)p->floor,
+                  (float)it->decay_rest, (float)(it->decay_active - it->decay_rest)};
         absorb(v, it, p, at, n);
     }
 }

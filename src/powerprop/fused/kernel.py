@@ -6,11 +6,13 @@ import ctypes
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from powerprop.absorb import is_dense
 from powerprop.fused.build import compiled
 from powerprop.power import abs_power, floor_of
 
@@ -39,8 +41,14 @@ GROUP = np.dtype(
     + [(n, np.float64) for n in ("lr", "decay", "momentum", "keep", "beta1", "beta2", "eps")]
 )
 POWER = np.dtype(
-    [("whole", np.int64), ("broken", np.int64), ("alpha", np.float64), ("floor", np.float64)]
-    + [("polynomial", np.float32, (8,)), ("scale", np.float32, (256,))]
+    [
+        ("whole", np.int64),
+        ("broken", np.int64),
+        ("alpha", np.float64),
+        ("floor", np.float64),
+        ("polynomial", np.float32, (8,)),
+        ("scale", np.float32, (256,)),
+    ]
 )
 _STRETCH = 1 << 14
 _MOST_PRODUCTS = 8
@@ -66,10 +74,9 @@ class Kernel:
 
     def power(self, phi: Tensor, alpha: float) -> Tensor:
         """|φ|^(α-1), to the bit what the step computes; by torch where the kernel cannot."""
-        if phi.device.type != "cpu" or phi.dtype != torch.float32 or not phi.is_contiguous() or not self.suits(alpha):
-            flat = torch.empty_like(phi)
-            return abs_power(phi, alpha - 1, flat, torch.empty_like(phi))
         out = torch.empty_like(phi)
+        if phi.device.type != "cpu" or phi.dtype != torch.float32 or not is_dense(phi) or not self.suits(alpha):
+            return abs_power(phi, alpha - 1, out, torch.empty_like(phi))
         self._powers(row_of(alpha).ctypes.data, phi.data_ptr(), out.data_ptr(), phi.numel())
         return out
 
@@ -121,5 +128,9 @@ def _polynomial(exponent: float) -> list[float]:
             table[i] = (table[i] - table[i - 1]) / (nodes[i] - nodes[i - width])
     result = [table[-1]]
     for node, value in zip(nodes[-2::-1], table[-2::-1], strict=True):
-        result = [value - node * result[0], *(a - node * b for a, b in zip(result, result[1:], strict=False)), result[-1]]
+        result = [
+            value - node * result[0],
+            *(a - node * b for a, b in pairwise(result)),
+            result[-1],
+        ]
     return result

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.autograd.graph import increment_version
-from torch.optim import SGD as TorchSGD
-from torch.optim import Adam as TorchAdam
-from torch.optim import AdamW as TorchAdamW
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -36,7 +33,7 @@ _MEMORY = {SGD: ("momentum_buffer",), ADAM: ("exp_avg", "exp_avg_sq", "step")}
 
 def is_known(base: Optimizer) -> bool:
     """True for the optimisers of torch whose step the kernel takes; subclasses may do anything."""
-    return type(base) in (TorchSGD, TorchAdam, TorchAdamW)
+    return type(base) in (optim.SGD, optim.Adam, optim.AdamW)
 
 
 class Absorption:
@@ -77,7 +74,7 @@ class OnePass:
 
     def __init__(self, optimizer: Powerprop, kernel: Kernel) -> None:
         self.optimizer, self.kernel = optimizer, kernel
-        self.kind = SGD if type(optimizer.base) is TorchSGD else ADAM
+        self.kind = SGD if type(optimizer.base) is optim.SGD else ADAM
         self.items: Items | None = None
         self.rows: list[tuple[Any, ...]] = []
         self.groups = np.zeros(0, dtype=GROUP)
@@ -141,7 +138,7 @@ class OnePass:
         return (SGD, flags, *map(float, numbers), 0.0, 0.0, 0.0)
 
     def _adam(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        decoupled = isinstance(self.optimizer.base, TorchAdamW) or bool(group.get("decoupled_weight_decay"))
+        decoupled = isinstance(self.optimizer.base, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
         flags = MAXIMIZE * bool(group["maximize"]) + DECOUPLED * decoupled
         numbers = (group["lr"], group["weight_decay"], 1.0, 0.0, *group["betas"], group["eps"])
         return (ADAM, flags, *map(float, numbers))
@@ -212,8 +209,9 @@ class OnePass:
             tensor = state.get(name)
             if tensor is None and not (state and self.kind == ADAM):
                 continue
-            alike = isinstance(tensor, Tensor) and tensor.dtype == _FLOAT and tensor.device.type == "cpu"
-            if not alike or (name != "step" and tensor.stride() != p.stride()):
+            if not isinstance(tensor, Tensor) or tensor.dtype != _FLOAT or tensor.device.type != "cpu":
+                return False
+            if name != "step" and tensor.stride() != p.stride():
                 return False
         return True
 
