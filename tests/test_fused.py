@@ -192,6 +192,26 @@ def test_the_power_over_the_whole_range(alpha: float) -> None:
     assert float(((found - exact) / exact).abs().max()) < 4e-7
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    values=st.lists(
+        st.one_of(
+            st.floats(width=32, allow_nan=False), st.sampled_from([0.0, -0.0, 1.0, float("inf"), -float("inf"), 1e-45])
+        ),
+        min_size=1,
+        max_size=50,
+    ),
+    nans=st.integers(0, 3),
+    data=st.data(),
+)
+def test_the_kth_smallest_is_that_of_a_sorted_list(values: list[float], nans: int, data: st.DataObject) -> None:
+    ours = kernel()
+    assert ours is not None
+    numbers = torch.tensor([*values, *[float("nan"), -float("nan"), float("nan")][:nans]])
+    k = data.draw(st.integers(0, len(numbers) - 1))
+    assert np.array_equal(ours.kth_smallest(numbers, k), np.sort(numbers.numpy())[k], equal_nan=True)
+
+
 def test_tables_have_the_kernel_s_layout() -> None:
     assert ITEM.itemsize == 9 * 8 + 5 * 8 + 2 * 8 + 8
     assert GROUP.itemsize == 9 * 8

@@ -183,7 +183,7 @@ class Master:
             self._derive()
         self.active, self.trainable, self._chunks, self.decay = active, trainable, None, NO_DECAY
         if not keep and active is not None:
-            self._drop(~active)
+            self._drop(active)
         elif self.phi is not None:
             self._write()
         if self.alpha == 1 and active is None and trainable is None:
@@ -207,10 +207,10 @@ class Master:
             return None
         return laid_out_like(mask.detach().to(self.param.device, copy=True), self.param)
 
-    def _drop(self, where: Tensor) -> None:
+    def _drop(self, kept: Tensor) -> None:
         for buffer in (self.phi, self.factor, self.weight.detach()):
             if buffer is not None:
-                buffer.masked_fill_(where, 0)
+                buffer.copy_(masked(buffer, kept))
         self.publish()
 
     def put(self, where: Tensor, values: Tensor) -> None:

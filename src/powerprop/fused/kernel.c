@@ -276,3 +276,38 @@ void powerprop_step(Item *items, int64_t count, const Group *groups, const Power
 void powerprop_powers(const Power *p, const float *phi, float *out, int64_t n) {
     for (int64_t at = 0; at < n; at += BLOCK) powers(p, phi + at, out + at, n - at < BLOCK ? n - at : BLOCK);
 }
+
+/* --- the k-th smallest number, for masks ------------------------------------------------------------------------- */
+
+#define BINS 2048 /* 11 + 11 + 10 bits in three passes */
+
+/* unsigned numbers in the order of the floats, NaN last as in numpy */
+INLINE uint32_t ordered(float x) {
+    union { float f; uint32_t u; } bits = {.f = x};
+    uint32_t key = bits.u & 0x80000000u ? ~bits.u : bits.u | 0x80000000u;
+    return x != x ? 0xffffffffu : key;
+}
+
+float powerprop_kth(const float *x, int64_t n, int64_t k) {
+    static const int shifts[3] = {21, 10, 0}, bins[3] = {BINS, BINS, BINS / 2};
+    uint32_t prefix = 0, known = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        int64_t counts[4][BINS];  /* four, or equal numbers in a row would wait for each other */
+        memset(counts, 0, sizeof counts);
+        uint32_t last = (uint32_t)bins[pass] - 1;
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t key = ordered(x[i]);
+            if ((key & known) == prefix) counts[i & 3][key >> shifts[pass] & last]++;
+        }
+        uint32_t bin = 0;
+        for (;; bin++) {
+            int64_t here = counts[0][bin] + counts[1][bin] + counts[2][bin] + counts[3][bin];
+            if (k < here) break;
+            k -= here;
+        }
+        prefix |= bin << shifts[pass];
+        known |= last << shifts[pass];
+    }
+    union { float f; uint32_t u; } bits = {.u = prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix};
+    return bits.f;
+}

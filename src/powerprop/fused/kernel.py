@@ -63,6 +63,8 @@ class Kernel:
         self._step.argtypes = [pointer, number, pointer, pointer, pointer, number, number, ctypes.c_int]
         self._powers.argtypes = [pointer, pointer, pointer, number]
         self._step.restype = self._powers.restype = None
+        self._kth = library.powerprop_kth
+        self._kth.argtypes, self._kth.restype = [pointer, number, number], ctypes.c_float
 
     def suits(self, alpha: float) -> bool:
         """False for powers that overflow before they are of any use."""
@@ -79,6 +81,10 @@ class Kernel:
             return abs_power(phi, alpha - 1, out, torch.empty_like(phi))
         self._powers(row_of(alpha).ctypes.data, phi.data_ptr(), out.data_ptr(), phi.numel())
         return out
+
+    def kth_smallest(self, values: Tensor, k: int) -> float:
+        """The number at position k of the sorted ones, NaN last: three passes over them, whatever they are."""
+        return float(self._kth(values.data_ptr(), values.numel(), k))
 
     def step(self, items: np.ndarray, groups: np.ndarray, powers: np.ndarray, places: np.ndarray) -> None:
         """One step of all items."""
