@@ -59,8 +59,8 @@ def part(quick: bool = False) -> Part:
         rows.append((method, [*each, times[f"{method} {last}"] / times[f"{method} {first}"]]))
     limits = {f"{method} | growth": LIMIT for method in INFERENCES if method != "exhaustive"}
     text = (
-        f"ms per batch of {BATCH}, 784-1000-1000-10 units. `exhaustive` is one masked pass for each task, which is what "
-        f"one would write. growth: of {last} tasks to {first}."
+        f"ms per batch of {BATCH}, 784-1000-1000-10 units. `exhaustive` is one masked pass for each task, as one would "
+        f"write it. growth: of {last} tasks to {first}."
     )
     columns = (*(f"{tasks} tasks" for tasks in networks), "growth")
     return Part("inference", "Task inference", text, columns, rows, "ms, and growth", limits)

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/masks.py [--quick]
 
 SGD with momentum at 90% sparsity. A step between mask updates, as a ratio to the plain optimiser's; and what one mask
-update by magnitude takes, layer by layer, in plain steps. Both libraries compute the masked weight anew in every forward
-pass, under autograd; ours holds it.
+update by magnitude takes, layer by layer, in plain steps. Both libraries compute the masked weight anew in every
+forward pass, under autograd; ours holds it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def step_part(quick: bool) -> Part:
     base = BASES["SGD momentum"]
     models = {"plain": fresh(), "torch.nn.utils.prune": pruned()[0], "torch.ao.pruning": sparsified()[0]}
     steps = {name: stepper(model, base(model), SHAPE) for name, model in models.items()}
-    names = list(METHODS)[-2:] + ["Static"] if quick else list(METHODS)
+    names = [*list(METHODS)[-2:], "Static"] if quick else list(METHODS)
     for name in names:
         for alpha in (1.0, 2.0):
             steps[f"{name} {alpha:g}"] = stepper(*ours(name, alpha), SHAPE)

@@ -72,10 +72,10 @@ def part() -> Part:
     """The table."""
     rows = [(name, [bytes_per_weight(method, *kind) for kind in KINDS.values()]) for name, method in METHODS.items()]
     text = (
-        "What a `Powerprop` keeps besides the base optimiser's own state, after four steps of LeNet-300-100 with momentum: "
-        "every storage that a tensor of the process lies in is counted. A float32 weight itself has 4 bytes."
+        "What a `Powerprop` keeps besides the base optimiser's own state, after four steps of LeNet-300-100 with "
+        "momentum: every storage that a tensor of the process lies in is counted. A float32 weight itself has 4 bytes."
     )
-    limits = {f"{name} | {kind}": 6.5 for name in METHODS for kind in ("α = 1", "α = 2")}
+    limits = {f"{name} | {kind}": 7.5 for name in METHODS for kind in ("α = 1", "α = 2")}
     return Part("memory", "Bytes per weight", text, tuple(KINDS), rows, "bytes per weight", limits)
 
 

@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/page.py [--quick] [--out docs/results/benchmarks]
 
-The page and its summary are written even where a limit is exceeded; the exit code is 1 then. Run it on a machine that does
-nothing else: every number is the best of many interleaved rounds on one thread, but a busy machine has no good rounds.
+The page and its summary are written even where a limit is exceeded; the exit code is 1 then. Run it on a machine that
+does nothing else: every number is the best of many interleaved rounds on one thread, and a busy machine has no good
+ones.
 """
 
 from __future__ import annotations

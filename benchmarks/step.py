@@ -4,8 +4,8 @@
 
 "fused" is `pp.Powerprop` as it comes (compiled where there is a compiler), "generic" the same by torch alone
 (`fused=False`), "textbook" the `torch.nn.utils.parametrize` form (`pp.reparametrize`), "notebook" the formula as the
-paper's notebook writes it, w = v·|v|^(α-1) inside the layer, under autograd. LeNet-300-100 at batch 60 is the worst case:
-the weights outweigh the activations. In the other networks the passes take hundreds of times longer than what is
+paper's notebook writes it, w = v·|v|^(α-1) inside the layer, under autograd. LeNet-300-100 at batch 60 is the worst
+case: the weights outweigh the activations. In the other networks the passes take hundreds of times longer than what is
 measured and vary by more than it, so that the optimisers' steps are timed apart and their differences set against a
 whole plain step. The exit code is 1 if a limit is exceeded.
 """
@@ -118,7 +118,7 @@ def variants(net: str, base: str, ways: tuple[str, ...], alphas: tuple[float, ..
 
 def apart(net: str, base: str, alphas: tuple[float, ...], rounds: int) -> dict[str, float]:
     """Seconds of a whole plain step, and of steps with the optimisers' differences added to it."""
-    make, shape = NETS[net]
+    make, _ = NETS[net]
     plain = best_times({"plain": variants(net, base, (), ())["plain"]}, 2, calls=1)["plain"]
     steps = {}
     for name, way, alpha in [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -58,7 +59,7 @@ class TopKAST(Method):
             raise ValueError(f"decay must be at least 0 and finite, got {self.decay!r}")
         self.interval = step_count(self.interval, "interval")
         self.last = None if self.freeze is None else step_of(self.freeze, self.steps, "freeze")
-        self.densities: dict[str, tuple[Tensor, float]] = {}
+        self.densities: dict[str, tuple[weakref.ref[Tensor], float]] = {}
 
     def begin(self, optimizer: Powerprop) -> None:
         """The largest of the initial weights."""
@@ -80,8 +81,8 @@ class TopKAST(Method):
         mask = master.active
         assert mask is not None
         known = self.densities.get(master.name)
-        if known is None or known[0] is not mask:
-            known = self.densities[master.name] = (mask, max(1, count(mask)) / mask.numel())
+        if known is None or known[0]() is not mask:
+            known = self.densities[master.name] = (weakref.ref(mask), max(1, count(mask)) / mask.numel())
         return known[1]
 
     def after_step(self, optimizer: Powerprop) -> None:
