@@ -75,7 +75,7 @@ def step_part(quick: bool) -> Part:
     for name in names:
         for alpha in (1.0, 2.0):
             steps[f"{name} {alpha:g}"] = stepper(*ours(name, alpha), SHAPE)
-    times = best_times(steps, 8 if quick else 25, 10)
+    times = best_times(steps, 60 if quick else 250, 1)
     ratio = {name: seconds / times["plain"] for name, seconds in times.items()}
     rows = [(name, [ratio[f"{name} 1"], ratio[f"{name} 2"]]) for name in names]
     rows += [(name, [ratio[name], None]) for name in ("torch.nn.utils.prune", "torch.ao.pruning")]

@@ -24,7 +24,7 @@ from step import BASES, stepper, variants
 from timing import best_times
 
 BOUNDS = json.loads(Path(__file__).with_name("bounds.json").read_text())
-ROUNDS, CALLS = 12, 10
+ROUNDS, CALLS = 100, 1
 
 
 def steps(base: str) -> dict[str, float]:

@@ -135,7 +135,7 @@ def apart(net: str, base: str, alphas: tuple[float, ...], rounds: int) -> dict[s
 
 def lenet_part(base: str, rounds: int, alphas: tuple[float, ...] = INTEGER + FRACTIONAL, every: bool = True) -> Part:
     """LeNet-300-100 at batch 60: all ways, all of the paper's α."""
-    times = best_times(variants("LeNet-300-100", base, WAYS if every else WAYS[:2], alphas), rounds, calls=10)
+    times = best_times(variants("LeNet-300-100", base, WAYS if every else WAYS[:2], alphas), rounds, calls=1)
     columns = WAYS if every else WAYS[:2]
     rows = [(f"α = {a:g}", [times[f"{way} {a:g}"] / times["plain"] for way in columns]) for a in alphas]
     whole, broken = (1.35, 1.6) if base in OTHERS else (1.10, 1.25)
@@ -162,7 +162,7 @@ def networks_part(nets: tuple[str, ...], rounds: int) -> Part:
 
 def parts(quick: bool = False) -> list[Part]:
     """All tables."""
-    found = [lenet_part(base, 10 if quick else 25, every=base == "SGD") for base in (("SGD",) if quick else BASES)]
+    found = [lenet_part(base, 60 if quick else 250, every=base == "SGD") for base in (("SGD",) if quick else BASES)]
     nets = ("transformer",) if quick else ("Conv-6", "ResNet-20", "transformer", "ResNet-50")
     return [*found, networks_part(nets, 5 if quick else 12)]
 
