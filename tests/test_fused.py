@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -395,3 +397,16 @@ def test_the_weight_is_psi_of_phi() -> None:
         torch.testing.assert_close(master.param, psi(master.phi, 1.375), rtol=2e-6, atol=1e-12)
         assert torch.equal(master.param, master.theta())
     assert np.isfinite(sum(float(p.detach().sum()) for p in model.parameters()))
+
+
+def test_an_optimiser_is_freed_at_once() -> None:
+    """No cycle holds φ until the collector comes by."""
+    model, optimizer = made("sgd", 2.0, True)
+    train(model, optimizer, 1)
+    phi = weakref.ref(next(iter(optimizer.masters.values())).phi)
+    gc.disable()
+    try:
+        del optimizer
+        assert phi() is None
+    finally:
+        gc.enable()

@@ -6,6 +6,7 @@ of taking a step can follow the other.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,7 +74,10 @@ class OnePass:
     """The whole step of a known base optimiser."""
 
     def __init__(self, optimizer: Powerprop, kernel: Kernel) -> None:
-        self.optimizer, self.kernel = optimizer, kernel
+        self.optimizer: Powerprop = weakref.proxy(
+            optimizer
+        )  # it holds this, and memory must not wait for the collector
+        self.kernel = kernel
         self.kind = SGD if type(optimizer.base) is optim.SGD else ADAM
         self.items: Items | None = None
         self.rows: list[tuple[Any, ...]] = []
