@@ -74,9 +74,7 @@ class OnePass:
     """The whole step of a known base optimiser."""
 
     def __init__(self, optimizer: Powerprop, kernel: Kernel) -> None:
-        self.optimizer: Powerprop = weakref.proxy(
-            optimizer
-        )  # it holds this, and memory must not wait for the collector
+        self.optimizer: Powerprop = weakref.proxy(optimizer)  # a cycle would keep φ until the collector comes
         self.kernel = kernel
         self.kind = SGD if type(optimizer.base) is optim.SGD else ADAM
         self.items: Items | None = None

@@ -61,6 +61,9 @@ class TopKAST(Method):
         self.last = None if self.freeze is None else step_of(self.freeze, self.steps, "freeze")
         self.densities: dict[str, tuple[weakref.ref[Tensor], float]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "densities": {}}
+
     def begin(self, optimizer: Powerprop) -> None:
         """The largest of the initial weights."""
         self.refresh(optimizer)
