@@ -65,6 +65,7 @@ def bytes_per_weight(
         weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)
         del model, optimizer
         gc.collect()
+    gc.unfreeze()
     return (found[1] - found[0]) / weights
 
 
