@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 OUT ?= runs
 JOBS ?= 2
 
-.PHONY: demo test lint bench chaos fuzz results clean
+.PHONY: demo test lint bench bench-quick chaos fuzz results clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -26,11 +26,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-bench: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sparsify.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/infer.py
+bench: $(READY)  ## every ratio against what one would use instead, and the page docs/results/benchmarks
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/export.py
+
+bench-quick: $(READY)  ## a few of these ratios against committed bounds, in under three minutes
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quick.py
 
 chaos: $(READY)  ## kills, full disks, damaged files, two processes on one folder: does the same command always go on?
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reliability/chaos.py $(CHAOS)

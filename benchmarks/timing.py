@@ -9,7 +9,10 @@ import torch
 
 
 def best_times(steps: Mapping[str, Callable[[], object]], rounds: int = 20, calls: int = 30) -> dict[str, float]:
-    """Seconds per call of each, the least over the rounds; every round times all of them one after the other."""
+    """Seconds per call of each, the least over the rounds; every round times all of them one after the other.
+
+    Many rounds of few calls find quiet moments also on a busy machine; rounds of ten milliseconds find none.
+    """
     torch.set_num_threads(1)
     best = dict.fromkeys(steps, float("inf"))
     for step in steps.values():

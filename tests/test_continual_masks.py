@@ -100,3 +100,14 @@ def test_unknown_tasks_and_damaged_planes() -> None:
     planes, data = store.state()
     with pytest.raises(ValueError, match="owners among 3 tasks take 2 bit planes, got 1"):
         store.load_state({n: p[:1] for n, p in planes.items()}, data, strength)
+
+
+def test_a_thousand_tasks_take_six_bytes_a_weight_in_memory() -> None:
+    """2 million weights: 12 MB, whatever the number of tasks up to 32,767; one bit for each task would be 250 MB."""
+    masks = TaskMasks({"w": torch.zeros(40, 50)})
+    for task in range(1000):
+        wanted = torch.zeros(40, 50, dtype=torch.bool)
+        wanted.view(-1)[2 * task : 2 * task + 2] = True
+        masks.add(masks.complete({"w": wanted}), {"w": torch.full((40, 50), 1.0 + task)})
+    assert masks.owner["w"].nbytes + masks.strength["w"].nbytes == 6 * 2000
+    assert masks.mask(999)["w"].view(-1)[1998:].all()

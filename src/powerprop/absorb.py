@@ -16,7 +16,7 @@ from torch import Tensor
 
 from powerprop.power import abs_power, flush
 
-__all__ = ["Chunk", "absorb_linear", "absorb_power", "chunks", "confine", "laid_out_like", "masked"]
+__all__ = ["Chunk", "absorb_linear", "absorb_power", "chunks", "confine", "is_dense", "keep", "laid_out_like", "masked"]
 
 _CHUNK = 1 << 18
 _CHUNK_ON_ACCELERATOR = 1 << 22
@@ -33,99 +33,89 @@ class Chunk(NamedTuple):
     factor: Tensor
     active: Tensor | None
     trainable: Tensor | None
-    untouched: Tensor | None
-    pull: Tensor | None
 
 
 def chunks(
-    weight: Tensor,
-    phi: Tensor | None,
-    factor: Tensor | None,
-    active: Tensor | None,
-    trainable: Tensor | None,
-    pull: Tensor | None,
-    *,
-    linear: bool,
+    weight: Tensor, phi: Tensor | None, factor: Tensor | None, active: Tensor | None, trainable: Tensor | None
 ) -> list[Chunk]:
-    """Cut the buffers of one weight into chunks, its masks turned into bits.
-
-    linear: α = 1.
-    """
+    """Cut the buffers of one weight into chunks."""
     bits = _BITS[weight.element_size()]
-    used = None if active is None else _all_bits(active, bits)
-    trained = used if trainable is active else None if trainable is None else _all_bits(trainable, bits)
-    untouched = _outside_both(used, trained) if linear and phi is not None and pull is None else None
     phi = weight if phi is None else phi
     factor = weight if factor is None else factor
-    buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, used, trained, untouched, pull)
+    buffers = (weight, weight.view(bits), phi, phi.view(bits), factor, active, trainable)
     return [Chunk(*views) for views in _stretches(buffers)]
+
+
+def keep(bits: Tensor, mask: Tensor) -> Tensor:
+    """Clear all bits of the numbers that a mask leaves out, in place; the others stay as they are.
+
+    `and` runs at about the speed of a copy, and lets no NaN through as 0·NaN would.
+    """
+    return bits.bitwise_and_(mask.view(torch.int8).neg())  # -1 has all bits set, and stays -1 in any width
 
 
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     """A copy that is zero where the mask is, whatever stood there."""
     bits = _BITS[tensor.element_size()]
-    return torch.bitwise_and(tensor.view(bits), _all_bits(mask, bits)).view(tensor.dtype)
+    return torch.bitwise_and(tensor.view(bits), mask.view(torch.int8).neg()).view(tensor.dtype)
 
 
 def confine(tensor: Tensor, chunks: list[Chunk]) -> None:
     """Zero a tensor of the weight's layout where the weight is not trained, in place."""
     for (part,), c in zip(_stretches((tensor,)), chunks, strict=True):
         if c.trainable is not None:
-            part.view(c.trainable.dtype).bitwise_and_(c.trainable)
+            keep(part.view(c.weight_bits.dtype), c.trainable)
 
 
-def absorb_power(c: Chunk, alpha: float) -> None:
+def absorb_power(c: Chunk, alpha: float, decay: tuple[float, float]) -> None:
     """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ)."""
-    if c.pull is not None:
-        c.weight.addcmul_(torch.mul(c.phi, c.factor), c.pull, value=-1)
-    elif c.active is None:
+    if c.active is None:
         c.weight.addcmul_(c.phi, c.factor, value=-1)  # fused: Ψ(φ)'s rounding counts as a move, see docs/decisions.md
     else:
-        shown = torch.mul(c.phi, c.factor).view(c.active.dtype).bitwise_and_(c.active)
-        c.weight.sub_(shown.view(c.phi.dtype))
+        theta = torch.mul(c.phi, c.factor)
+        _take_off(c.weight, theta, c.active, decay)
+        c.weight.sub_(keep(theta.view(c.phi_bits.dtype), c.active).view(c.phi.dtype))
     if c.trainable is not None:
-        c.weight_bits.bitwise_and_(c.trainable)
+        keep(c.weight_bits, c.trainable)
     c.phi.addcmul_(c.factor, c.weight, value=alpha)
     flush(c.phi, alpha)
     abs_power(c.phi, alpha - 1, c.factor, c.weight)
     torch.mul(c.phi, c.factor, out=c.weight)
     if c.active is not None:
-        c.weight_bits.bitwise_and_(c.active)
+        keep(c.weight_bits, c.active)
 
 
-def absorb_linear(c: Chunk, alpha: float) -> None:
+def absorb_linear(c: Chunk, alpha: float, decay: tuple[float, float]) -> None:
     """α = 1: θ takes the target where active and trainable, and the move alone where trainable but not active."""
+    if c.active is not None:
+        _take_off(c.weight, c.phi, c.active, decay)
     if c.trainable is not None:
-        c.weight_bits.bitwise_and_(c.trainable)
-    if c.pull is not None:
-        torch.addcmul(c.weight, c.phi, c.pull, value=-1, out=c.phi)
-    elif c.untouched is None:
+        keep(c.weight_bits, c.trainable)
+    both = c.trainable if c.active is None else c.active if c.trainable is None else c.active & c.trainable
+    if both is None:
         c.phi.copy_(c.weight)
     else:
-        c.phi_bits.bitwise_and_(c.untouched)
+        keep(c.phi_bits, ~both)
         c.phi.add_(c.weight)
     if c.active is None:
         c.weight.copy_(c.phi)
     else:
-        torch.bitwise_and(c.phi_bits, c.active, out=c.weight_bits)
+        keep(c.weight_bits.copy_(c.phi_bits), c.active)
 
 
-def _all_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """All bits of a kept weight set: `and` masks at the speed of a copy, and lets no NaN through as 0·NaN would."""
-    return mask.view(torch.int8).neg().to(dtype)  # bytes are negated faster, and the sign fills the rest
-
-
-def _outside_both(active: Tensor | None, trainable: Tensor | None) -> Tensor | None:
-    """All bits of the weights set that are not both active and trainable."""
-    both = active if trainable is None else trainable if active is None else active & trainable
-    return None if both is None else ~both
+def _take_off(weight: Tensor, theta: Tensor, active: Tensor, decay: tuple[float, float]) -> None:
+    """Decay θ by these fractions where it is active and where it is not."""
+    used, rest = decay
+    if used or rest:
+        weight.sub_(theta, alpha=rest)
+        weight.sub_(masked(theta, active), alpha=used - rest)
 
 
 def _stretches(buffers: tuple[Tensor | None, ...]) -> list[tuple[Any, ...]]:
     """The same stretches of every buffer; weights with gaps in memory are taken whole."""
     weight = buffers[0]
     assert weight is not None
-    if not _dense(weight):
+    if not is_dense(weight):
         return [buffers]
     size = _CHUNK if weight.device.type == "cpu" else _CHUNK_ON_ACCELERATOR
     flat = [None if b is None else b.as_strided((b.numel(),), (1,), b.storage_offset()) for b in buffers]
@@ -133,7 +123,7 @@ def _stretches(buffers: tuple[Tensor | None, ...]) -> list[tuple[Any, ...]]:
     return [tuple(None if b is None else b[start : start + size] for b in flat) for start in starts]
 
 
-def _dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """True if the elements fill a stretch of memory without gaps, in whatever order (channels-last weights do)."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, confine, laid_out_like, masked
+from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, confine, keep, laid_out_like, masked
+from powerprop.fused.kernel import kernel
 from powerprop.mask_entries import put_
 from powerprop.power import abs_power, flush, psi_inverse
 
-__all__ = ["Master"]
+__all__ = ["NO_DECAY", "Master"]
+
+NO_DECAY = (0.0, 0.0)
 
 
 class Master:
@@ -24,16 +27,17 @@ class Master:
     name: the parameter's name in the model.
     param: the model's parameter, which always holds the effective weight.
     alpha: the power; 1 needs no φ unless masks freeze or hide weights whose value must be kept.
+    compiled: |φ|^(α-1) by the compiled kernel, which takes the steps too.
     """
 
-    def __init__(self, name: str, param: nn.Parameter, alpha: float) -> None:
-        self.name, self.param, self.alpha = name, param, alpha
+    def __init__(self, name: str, param: nn.Parameter, alpha: float, compiled: bool = False) -> None:
+        self.name, self.param, self.alpha, self.compiled = name, param, alpha, compiled
         self.active: Tensor | None = None
         self.trainable: Tensor | None = None
         self.phi: Tensor | None = None
         self.factor: Tensor | None = None
         self.proxy: nn.Parameter | None = None
-        self.pull: Tensor | None = None
+        self.decay = NO_DECAY
         self._chunks: list[Chunk] | None = None
         self._place: tuple[Any, ...] = ()
         self._version = self._stepped_from = self._memory = -1
@@ -54,12 +58,12 @@ class Master:
         """Ψ(φ), all of it, whether active or not."""
         if self.phi is None:
             return self.param.detach()
-        return self.phi.clone() if self.factor is None else self.phi * self.factor
+        return self.phi.clone() if self.alpha == 1 else self.phi * self._known_power()
 
     def slope(self) -> Tensor:
         """Ψ'(φ) = α|φ|^(α-1): how much faster than with α = 1 the weight moves."""
         self.sync()
-        return torch.ones_like(self.param) if self.factor is None else self.factor * self.alpha
+        return torch.ones_like(self.param) if self.alpha == 1 else self._known_power() * self.alpha
 
     # --- where φ comes from -------------------------------------------------------------------------------------
 
@@ -84,13 +88,23 @@ class Master:
         """Compute |φ|^(α-1) and the weight anew from φ."""
         assert self.phi is not None
         if self.alpha > 1:
-            self.factor = self._power()
+            self._keep_power()
             self._chunks = None
         self._write()
+
+    def _keep_power(self) -> None:
+        """Keep |φ|^(α-1) for the next step, unless the kernel computes it again in no time."""
+        ours = kernel() if self.compiled else None
+        self.factor = None if ours is not None and ours.recomputes(self.alpha) else self._power()
+
+    def _known_power(self) -> Tensor:
+        return self._power() if self.factor is None else self.factor
 
     def _power(self) -> Tensor:
         """|φ|^(α-1) in memory of its own; the hot path does the same in place."""
         assert self.phi is not None
+        if self.compiled and (ours := kernel()) is not None:
+            return ours.power(self.phi, self.alpha)
         return abs_power(self.phi, self.alpha - 1, torch.empty_like(self.phi), torch.empty_like(self.phi))
 
     def _shown(self) -> Tensor:
@@ -102,9 +116,10 @@ class Master:
 
     def _write(self) -> None:
         self.weight.detach().copy_(self._shown())
-        self._publish()
+        self.publish()
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """The weight is ours again, and the model shows it in its own precision."""
         if self.proxy is not None:
             self.param.detach().copy_(self.proxy)
         self._version = self.param._version
@@ -114,7 +129,7 @@ class Master:
 
         Weights that the active mask hides keep their φ.
         """
-        self._follow()
+        self.follow()
         if self.ours or self.phi is None:
             return
         changed = self.param.detach() != self._shown().to(self.param.dtype)
@@ -132,20 +147,22 @@ class Master:
             flush(self.phi, self.alpha)
         self._refresh()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Go along when the parameter's storage moves (model.to(device), a new .data)."""
         place = (self.param.data_ptr(), self.param.device, self.param.dtype, self.param.stride())
         if place == self._place:
             return
-        for field in ("active", "trainable", "pull"):
-            if (tensor := getattr(self, field)) is not None:
-                setattr(self, field, laid_out_like(tensor.to(self.param.device), self.param))
+        shared = self.trainable is self.active
+        if self.active is not None:
+            self.active = laid_out_like(self.active.to(self.param.device), self.param)
+        if self.trainable is not None:
+            self.trainable = self.active if shared else laid_out_like(self.trainable.to(self.param.device), self.param)
         if self.phi is not None:
             wide = torch.promote_types(self.param.dtype, torch.float32)
             self.phi = laid_out_like(self.phi.to(self.param.device, wide), self.param)
             self._make_proxy()
             if self.alpha > 1:
-                self.factor = self._power()
+                self._keep_power()
             if self.proxy is not None:
                 self.proxy.detach().copy_(self._shown())
         self._place, self._chunks = place, None
@@ -164,9 +181,9 @@ class Master:
         same = shared or trainable is None or (active is not None and torch.equal(active, trainable))
         if self.phi is None and (active is not None or trainable is not None) and (keep or not same):
             self._derive()
-        self.active, self.trainable, self._chunks, self.pull = active, trainable, None, None
+        self.active, self.trainable, self._chunks, self.decay = active, trainable, None, NO_DECAY
         if not keep and active is not None:
-            self._drop(~active)
+            self._drop(active)
         elif self.phi is not None:
             self._write()
         if self.alpha == 1 and active is None and trainable is None:
@@ -190,20 +207,11 @@ class Master:
             return None
         return laid_out_like(mask.detach().to(self.param.device, copy=True), self.param)
 
-    def _drop(self, where: Tensor) -> None:
+    def _drop(self, kept: Tensor) -> None:
         for buffer in (self.phi, self.factor, self.weight.detach()):
             if buffer is not None:
-                buffer.masked_fill_(where, 0)
-        self._publish()
-
-    def set_pull(self, pull: Tensor) -> None:
-        """Let each step take pull·θ from the target, to decay θ past the base optimiser and its momentum.
-
-        What is left is the move for α > 1 (a decay by d is pull = active + d) and the new θ for α = 1, where one
-        operation less does (pull = active + d - 1). Values changed in place count from the next step on; new masks end
-        it.
-        """
-        self.pull, self._chunks = pull, None
+                buffer.copy_(masked(buffer, kept))
+        self.publish()
 
     def put(self, where: Tensor, values: Tensor) -> None:
         """Give the weights at `where` these values, one for each: weights that are grown or initialised again."""
@@ -222,22 +230,23 @@ class Master:
         if self.phi is None:
             for c in self._cut():
                 if c.active is not None:
-                    c.weight_bits.bitwise_and_(c.active)
+                    keep(c.weight_bits, c.active)
         else:
             step = absorb_linear if self.alpha == 1 else absorb_power
             for c in self._cut():
-                step(c, self.alpha)
-        self._publish()
+                step(c, self.alpha, self.decay)
+        self.publish()
 
     def _cut(self) -> list[Chunk]:
         """Views of all buffers where they are now: optimisers may give a weight other memory (`p.data = ...`)."""
         if self._chunks is None or self._memory != self.weight.data_ptr():
             if self.proxy is None:
-                self._follow()
+                self.follow()
+            if self.alpha > 1 and self.factor is None:
+                self.factor = self._power()
             weight = self.weight.detach()
             self._memory = weight.data_ptr()
-            masks = self.active, self.trainable
-            self._chunks = chunks(weight, self.phi, self.factor, *masks, self.pull, linear=self.alpha == 1)
+            self._chunks = chunks(weight, self.phi, self.factor, self.active, self.trainable)
         return self._chunks
 
     def before_step(self) -> None:
@@ -273,14 +282,14 @@ class Master:
         ours = self.ours
         self.active = self._mask(active)
         self.trainable = self.active if trainable is active else self._mask(trainable)
-        self.phi, self.factor, self.pull, self._place, self._version = phi, None, None, (), -1
+        self.phi, self.factor, self.decay, self._place, self._version = phi, None, NO_DECAY, (), -1
         self.proxy = None if phi is None else self.proxy
-        self._follow()
+        self.follow()
         if ours and phi is not None:
             self._write()
         elif ours and theta is not None:
             self.param.detach().copy_(theta if self.active is None else masked(theta.to(self.param), self.active))
-            self._publish()
+            self.publish()
 
     def accept(self, ours: bool) -> None:
         """Count what was written to the weight since as ours, if it was ours before."""

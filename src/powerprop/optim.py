@@ -13,6 +13,9 @@ from torch.optim import Optimizer
 from powerprop.absorb import masked
 from powerprop.closures import asks_for_closure, confined, evaluated
 from powerprop.freeze import Frozen
+from powerprop.fused.build import why_not
+from powerprop.fused.kernel import kernel
+from powerprop.fused.step import Absorption, OnePass, is_known
 from powerprop.mask_entries import zero_
 from powerprop.masks import Masks
 from powerprop.master import Master
@@ -62,6 +65,10 @@ class Powerprop(Optimizer):
     where: which parameters get α: a name pattern, several, or a predicate of (name, parameter);
         by default the weights of all linear, convolutional and attention layers.
     sparsify: a sparse-training method, e.g. `RigL(sparsity=0.9, steps=10_000)`.
+    fused: whether float32 weights on a CPU are moved by compiled code, in one pass over memory; around `SGD`, `Adam`
+        and `AdamW` that pass takes the base optimiser's step as well. None: wherever there is a C compiler, but not in
+        a distributed run, whose machines may differ. True: or an error. False: by torch alone. The results are the
+        same to rounding; each way by itself is the same to the bit whenever it is run.
     """
 
     def __init__(
@@ -71,8 +78,9 @@ class Powerprop(Optimizer):
         alpha: float = 2.0,
         where: Where | None = None,
         sparsify: Sparsifier | None = None,
+        fused: bool | None = None,
     ) -> None:
-        check_kinds(optimizer, model, sparsify)
+        check_kinds(optimizer, model, sparsify, fused)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.alpha = check_alpha(alpha)
         self.base, self.model, self.where = optimizer, model, check_where(where)
@@ -82,6 +90,9 @@ class Powerprop(Optimizer):
         self.masters: dict[str, Master] = {}
         self.frozen = Frozen()
         self.stepping = False
+        self.fused = _is_fused(fused)
+        self._one_pass: OnePass | None = None
+        self._absorption: Absorption | None = None
         self._alphas: dict[nn.Parameter, float] = {}
         self._take_up(first=0)
         if not self.masters:
@@ -141,7 +152,7 @@ class Powerprop(Optimizer):
         for number, name, param in new:
             check_weight(name, param, alphas[number])
         for number, name, param in sorted(new, key=lambda weight: weight[0]):
-            self.masters[name] = Master(name, param, alphas[number])
+            self.masters[name] = Master(name, param, alphas[number], self.fused)
         self._alphas |= {g["params"][0]: alpha for g, alpha in zip(groups, alphas, strict=True) if g["params"]}
 
     # --- the step -----------------------------------------------------------------------------------------------
@@ -156,6 +167,19 @@ class Powerprop(Optimizer):
             first, closure = evaluated(closure)
             if self.sparsify.before_step(self):
                 return first
+        loss = self._step(closure)
+        self.frozen.restore()
+        if self.sparsify is not None:
+            self.sparsify.after_step(self)
+        return loss
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        """In one pass if that can be, else the base optimiser's step first and what becomes of it second."""
+        self._meet_kernel()
+        if self._one_pass is not None:
+            loss, closure = evaluated(closure)
+            if self._one_pass.step():
+                return loss
         busy = [m for m in self.masters.values() if not m.idle and not self.frozen.holds(m.param)]
         for master in busy:
             master.before_step()
@@ -163,13 +187,19 @@ class Powerprop(Optimizer):
             closure = confined(closure, busy)
         loss = self._base_step(closure)
         held = self._held([m for m in busy if not m.written])
-        for master in busy:
-            if master.written or id(master.param) in held:
+        moved = [m for m in busy if m.written or id(m.param) in held]
+        if self._absorption is not None:
+            self._absorption.absorb(moved)
+        else:
+            for master in moved:
                 master.absorb()
-        self.frozen.restore()
-        if self.sparsify is not None:
-            self.sparsify.after_step(self)
         return loss
+
+    def _meet_kernel(self) -> None:
+        """The kernel's tables are made with the first step, and never copied or saved."""
+        if self.fused and self._absorption is None and (ours := kernel()) is not None:
+            self._absorption = Absorption(ours)
+            self._one_pass = OnePass(self, ours) if is_known(self.base) else None
 
     def _base_step(self, closure: Callable[[], Any] | None) -> Any:
         pairs = [(m.param, m.proxy) for m in self.masters.values() if m.proxy is not None]
@@ -319,10 +349,21 @@ class Powerprop(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # A scheduler puts a `step` here that is bound to this very object; a copy must have its own.
-        return {key: value for key, value in self.__dict__.items() if key != "step"}
+        state = {key: value for key, value in self.__dict__.items() if key != "step"}
+        return {**state, "_one_pass": None, "_absorption": None}
 
     def __repr__(self) -> str:
         return f"Powerprop(alpha={self.alpha:g}, {len(self.masters)} weights, base={self.base!r})"
+
+
+def _is_fused(wanted: bool | None) -> bool:
+    """Whether compiled code is used; see `Powerprop`."""
+    if wanted is None:
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return not (several and torch.distributed.get_world_size() > 1) and kernel() is not None
+    if wanted and kernel() is None:
+        raise RuntimeError(f"fused=True needs the compiled step, but {why_not()}; fused=None does without")
+    return wanted
 
 
 def _among(grad: Tensor, mask: Tensor | None) -> Tensor:

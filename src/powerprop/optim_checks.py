@@ -14,8 +14,10 @@ from powerprop.select import Where, name_patterns
 __all__ = ["check_kinds", "check_masks", "check_weight", "check_where", "nothing_chosen"]
 
 
-def check_kinds(optimizer: object, model: object, sparsify: object) -> None:
-    """An optimiser, a module, and a sparsifier or none."""
+def check_kinds(optimizer: object, model: object, sparsify: object, fused: object = None) -> None:
+    """An optimiser, a module, a sparsifier or none, and whether to use compiled code, if that is said."""
+    if fused not in (None, True, False):
+        raise TypeError(f"fused must be None, True or False, got {fused!r}")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if hasattr(optimizer, "masters"):

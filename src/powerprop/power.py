@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["abs_power", "check_alpha", "flush", "psi", "psi_inverse", "slope"]
+__all__ = ["abs_power", "check_alpha", "floor_of", "flush", "psi", "psi_inverse", "slope"]
 
 _MAX_HALVINGS = 4
 _MAX_PRODUCTS = 8
@@ -72,11 +72,12 @@ def slope(phi: Tensor, alpha: float) -> Tensor:
 
 def flush(phi: Tensor, alpha: float) -> Tensor:
     """Set to zero, in place, every φ whose |φ|^α is no normal number: denormals are 10-100x slower on a CPU."""
-    return torch.hardshrink(phi, _floor(phi.dtype, alpha), out=phi)
+    return torch.hardshrink(phi, floor_of(phi.dtype, alpha), out=phi)
 
 
 @lru_cache(maxsize=256)
-def _floor(dtype: torch.dtype, alpha: float) -> float:
+def floor_of(dtype: torch.dtype, alpha: float) -> float:
+    """The smallest |φ| whose |φ|^α is a normal number."""
     return float(torch.finfo(dtype).tiny ** (1 / alpha))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, erk, kept, overrides, uniform
+from powerprop.fused.kernel import kernel
 from powerprop.mask_entries import above, count, places
 from powerprop.masks import Masks
 from powerprop.select import Where, select
@@ -37,13 +38,16 @@ def top_k(score: Tensor, k: int) -> Tensor:
 
 
 def _kth_smallest(flat: Tensor, k: int) -> Tensor:
-    """The value at position k of the sorted scores; on a CPU numpy's partition is ten times faster than torch's.
+    """The value at position k of the sorted scores; on a CPU by counting the floats' bits, in three passes over them.
 
-    It is slow again where many of the lowest are equal, as zeros and masked weights are: these are set aside first.
+    Without a compiler numpy's partition does it, ten times faster than torch's. It is slow again where many of the
+    lowest are equal, as zeros and masked weights are: these are set aside first.
     """
     if flat.device.type != "cpu" or flat.dtype not in (torch.float32, torch.float64):
         wide = flat if flat.dtype == torch.float64 else flat.float()
         return wide.kthvalue(k + 1).values
+    if flat.dtype == torch.float32 and flat.is_contiguous() and (ours := kernel()) is not None:
+        return torch.tensor(ours.kth_smallest(flat, k), dtype=flat.dtype)
     scores = flat.numpy()
     lowest = scores.min()
     higher = scores > lowest

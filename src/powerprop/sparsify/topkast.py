@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from powerprop.allocate import check_sparsity
@@ -15,7 +15,7 @@ from powerprop.mask_entries import count
 from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import StepOrFraction, number, step_of
-from powerprop.sparsify.base import Method, active, step_count
+from powerprop.sparsify.base import Method, step_count
 from powerprop.sparsify.prune import top_k_masks
 
 __all__ = ["TopKAST"]
@@ -59,23 +59,34 @@ class TopKAST(Method):
             raise ValueError(f"decay must be at least 0 and finite, got {self.decay!r}")
         self.interval = step_count(self.interval, "interval")
         self.last = None if self.freeze is None else step_of(self.freeze, self.steps, "freeze")
-        self.decays: dict[str, Decay] = {}
-        self.rates: list[float] = []
+        self.densities: dict[str, tuple[weakref.ref[Tensor], float]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "densities": {}}
 
     def begin(self, optimizer: Powerprop) -> None:
         """The largest of the initial weights."""
         self.refresh(optimizer)
 
     def before_step(self, optimizer: Powerprop) -> bool:
-        """Let the exploration decay follow the masks and the learning rate; while they stay there is nothing to do."""
+        """Let the exploration decay follow the masks and the learning rate: λ on A and λ/D on the rest of B."""
         super().before_step(optimizer)
         if self.decay > 0:
-            rates = [float(group["lr"]) for group in optimizer.param_groups]
-            stale = {n: m for n, m in optimizer.masters.items() if m.active is not None and self._stale(n, m)}
-            if stale or rates != self.rates:
-                self._follow(optimizer, stale)
-                self.rates = rates
+            rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+            for master in optimizer.masters.values():
+                if master.active is not None:
+                    taken = rates[id(master.param)] * self.decay
+                    master.decay = taken, taken / self._density(master)
         return False
+
+    def _density(self, master: Master) -> float:
+        """D of one layer; counted once for each mask."""
+        mask = master.active
+        assert mask is not None
+        known = self.densities.get(master.name)
+        if known is None or known[0]() is not mask:
+            known = self.densities[master.name] = (weakref.ref(mask), max(1, count(mask)) / mask.numel())
+        return known[1]
 
     def after_step(self, optimizer: Powerprop) -> None:
         """Choose A and B anew when it is time."""
@@ -105,48 +116,3 @@ class TopKAST(Method):
         limit = self.backward_sparsity
         layers = {n: rule if callable(rule) else min(rule, limit) for n, rule in (self.layers or {}).items()}
         return top_k_masks(sizes, limit, self.distribution, layers)
-
-    def _stale(self, name: str, master: Master) -> bool:
-        return name not in self.decays or master.pull is not self.decays[name].pull
-
-    def _follow(self, optimizer: Powerprop, stale: Mapping[str, Master]) -> None:
-        for name, master in stale.items():
-            master.sync()
-            if name not in self.decays or not self.decays[name].fits(master):
-                self.decays[name] = Decay(master)
-            self.decays[name].follow(master, self.decay)
-            master.set_pull(self.decays[name].pull)
-        lr = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-        for name, decay in self.decays.items():
-            decay.set(lr[id(optimizer.masters[name].param)])
-
-
-class Decay:
-    """What a step takes of θ in one layer: see `Master.set_pull`. The buffers outlive the masks, which change often."""
-
-    def __init__(self, master: Master) -> None:
-        assert master.phi is not None
-        self.rate, self.still, self.pull = (torch.empty_like(master.phi) for _ in range(3))
-
-    def fits(self, master: Master) -> bool:
-        """True if the weight has not moved to another device or layout."""
-        phi = master.phi
-        assert phi is not None
-        return self.pull.device == phi.device and self.pull.stride() == phi.stride() and self.pull.dtype == phi.dtype
-
-    def follow(self, master: Master, rate: float) -> None:
-        """Decay by λ on A and λ/D on the rest of B."""
-        used = active(master)
-        more = rate * used.numel() / max(1, count(used))
-        self.still.copy_(used.view(torch.int8))  # four times faster than from bool
-        if master.trainable is None:
-            self.rate.fill_(more)
-        else:
-            self.rate.copy_(master.trainable.view(torch.int8)).mul_(more)
-        self.rate.add_(self.still, alpha=rate - more)
-        if master.alpha == 1:
-            self.still.sub_(1)
-
-    def set(self, lr: float) -> None:
-        """Decay at this learning rate from now on."""
-        torch.add(self.still, self.rate, alpha=lr, out=self.pull)
