@@ -119,6 +119,7 @@ METHODS: dict[str, Look] = {
     "SupSup": Look(AZURE, "X"),
     "PackNet": Look(ORANGE, "D"),
     "EfficientPackNet": Look(GREEN, "D"),
+    "Frugal EfficientPackNet": Look(VIOLET, "D"),
     # task inference
     "exhaustive": Look(SLATE, "o"),
     "shortlist": Look(ORANGE, "s"),
