@@ -165,7 +165,7 @@ def test_jobs_and_labels() -> None:
 def test_bad_settings() -> None:
     for change, message in (
         ({"alphas": (0.5,)}, r"alpha must be at least 1, got 0\.5"),
-        ({"stream": "rotated"}, "stream must be one of permuted, split, got 'rotated'"),
+        ({"stream": "mixed"}, "stream must be one of permuted, rotated, split, got 'mixed'"),
         ({"methods": ("ewc",)}, "methods must be one of .*, got 'ewc'"),
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
         ({"methods": ()}, r"methods must be some, each once, got \(\)"),

@@ -8,6 +8,7 @@ from powerprop.experiments.continual.baselines.experiments import SPLIT_MNIST as
 from powerprop.experiments.continual.long_permuted_mnist import EXPERIMENT as LONG_PERMUTED_MNIST
 from powerprop.experiments.continual.long_permuted_mnist import THREE_HUNDRED as LONG_PERMUTED_MNIST_300
 from powerprop.experiments.continual.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
+from powerprop.experiments.continual.rotated_mnist import EXPERIMENT as ROTATED_MNIST
 from powerprop.experiments.continual.split_cifar100 import EXPERIMENT as SPLIT_CIFAR100
 from powerprop.experiments.continual.split_mnist import EXPERIMENT as SPLIT_MNIST
 from powerprop.experiments.harness.experiment import Experiment
@@ -27,6 +28,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "sparse-training-cifar": SPARSE_TRAINING_CIFAR,
     "permuted-mnist": PERMUTED_MNIST,
     "split-mnist": SPLIT_MNIST,
+    "rotated-mnist": ROTATED_MNIST,
     "split-cifar100": SPLIT_CIFAR100,
     "long-permuted-mnist": LONG_PERMUTED_MNIST,
     "long-permuted-mnist-300": LONG_PERMUTED_MNIST_300,

@@ -16,7 +16,7 @@ METHOD_LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "pa
 BY_VALIDATION = ("frugal-packnet", "efficient-packnet")
 """Methods that choose the sparsity of a task by its validation accuracy."""
 CHOICES = {
-    "stream": ("permuted", "split"),
+    "stream": ("permuted", "rotated", "split"),
     "model": ("mlp", "alexnet"),
     "search": ("linear", "binary", "taylor"),
     "distribution": ("global", "uniform"),

@@ -14,7 +14,8 @@ class Config:
 
     Args:
         data: name of the data set.
-        stream: "permuted" (the pixels of every task in an order of its own) or "split" (some classes per task).
+        stream: "permuted" (the pixels of every task in an order of its own), "rotated" (the images at an angle of its
+            own) or "split" (some classes per task).
         model: "mlp" (two hidden layers, one output layer for all tasks) or "alexnet" (one output layer per task).
         tasks: how many; a split stream has the classes of the data in equal parts.
         alphas: powers; 1 is the method without Powerpropagation.

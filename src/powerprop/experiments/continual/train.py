@@ -127,6 +127,8 @@ def make_stream(config: Config, images: data.Images, seed: int) -> data.Stream:
     """The tasks of a seed."""
     if config.stream == "permuted":
         return data.permuted(images, config.tasks, seed, validation=config.validation)
+    if config.stream == "rotated":
+        return data.rotated(images, config.tasks, seed, validation=config.validation)
     transform = data.to_float
     if images.shape[0] > 1:
         mean, std = data.mean_std(images.train_x)
@@ -150,13 +152,14 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     model = build(config, settings["seed"]).to(device)
     if settings["method"] == "packnet":
         return PackNet(model, optimizer, config.tasks, **options)
-    options |= {"gamma": config.gamma, "grid": config.grid}
+    options |= {"gamma": config.gamma, "grid": config.grid, "search": config.search}
+    options |= {"distribution": config.distribution}
     if settings["method"] == "frugal-packnet":
         options |= {
             "gamma": config.frugal_gamma, "grid": downwards(config.grid), "prunings": config.prunings,
             "pruning_steps": config.pruning_steps, "reuse": config.reuse, "share": config.share,
         }  # fmt: skip
-    return EfficientPackNet(model, optimizer, search=config.search, distribution=config.distribution, **options)
+    return EfficientPackNet(model, optimizer, **options)
 
 
 def downwards(grid: tuple[float, ...]) -> tuple[float, ...]:
