@@ -17,10 +17,13 @@ from rich.table import Table
 
 from powerprop import Powerprop
 from powerprop.continual import INFERENCES, Classification, Subnetworks, infer
+from powerprop.continual.packing.signature import Sample
 from powerprop.models import mlp
 from timing import best_times
 
 TASKS = (10, 30, 100, 300)
+METHODS = [method for method in INFERENCES if "superfluous" not in method]
+"""The others cost the same, and want outputs that no class has."""
 LIMIT = 10.0
 BATCH = 128
 
@@ -37,7 +40,8 @@ def crowded(tasks: int) -> Subnetworks:
         free = nets.masks.free()
         masks = {n: (large[n] & ~free[n]) | (free[n] & (draw[n] < 0.7 / tasks)) for n in strength}
         nets.masks.add(nets.masks.complete(masks), strength)
-        nets.signatures.add(torch.rand(100, 784, generator=generator))
+        centre = torch.rand(784, generator=generator)
+        nets.signatures.add(Sample(centre + 0.1 * torch.rand(100, 784, generator=generator)))
     return nets
 
 
@@ -49,18 +53,18 @@ def main() -> int:
     networks = {tasks: crowded(tasks) for tasks in TASKS}
     x = torch.rand(BATCH, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     calls = {
-        f"{method} {tasks}": lambda nets=nets, method=method: infer(nets, x, Classification(), method)
+        f"{method} {tasks}": lambda nets=nets, method=method: infer(nets, x, Classification(), method, None)
         for tasks, nets in networks.items()
-        for method in INFERENCES
+        for method in METHODS
     }
     times = best_times(calls, rounds, calls=1)
-    growth = {method: times[f"{method} {TASKS[-1]}"] / times[f"{method} {TASKS[0]}"] for method in INFERENCES}
+    growth = {method: times[f"{method} {TASKS[-1]}"] / times[f"{method} {TASKS[0]}"] for method in METHODS}
     table = Table("method", *(f"{tasks} tasks" for tasks in TASKS), "growth", title=f"ms per batch of {BATCH}")
-    for method in INFERENCES:
+    for method in METHODS:
         row = (f"{1000 * times[f'{method} {tasks}']:.1f}" for tasks in TASKS)
         table.add_row(method, *row, f"{growth[method]:.1f}x")
     Console().print(table)
-    return int(any(growth[method] >= LIMIT for method in INFERENCES if method != "exhaustive"))
+    return int(any(growth[method] >= LIMIT for method in METHODS if method != "exhaustive"))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from powerprop.continual.optimiser import OptimizerFactory, refuse_alpha
 from powerprop.continual.packing.bitmasks import BitMasks
 from powerprop.continual.packing.inferring import Inferring
+from powerprop.continual.packing.signature import Sample, Signatures
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.continual.packing.supermask import straight_through
 from powerprop.continual.source import Source
@@ -75,6 +76,7 @@ class SupSup(Inferring):
         refuse_alpha(type(self), self.optimizer, None, reason)  # groups may have an alpha of their own
         self.kept, self.distribution, self.weights = kept, distribution, weights
         self.nets: Supermasks = Supermasks(model, self.optimizer, self.head_of, self.bound)
+        self.nets.signatures = Signatures(self.means)
         self.parts["masks"] = self.nets
         if weights == "signed":
             self._sign_weights()
@@ -104,7 +106,7 @@ class SupSup(Inferring):
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The mask is kept, the scores are not."""
         self._let_go()
-        self.nets.pack(self.chosen(), self._some_inputs(data), self.generator("scores"))
+        self.nets.pack(self.chosen(), self._sample(data, validation), self.generator("scores"))
 
     def give_up(self) -> None:
         """Leave the task in hand; its scores are forgotten."""
@@ -149,9 +151,9 @@ class Supermasks(Subnetworks):
         """Only these weights are used."""
         self.optimizer.set_masks(masks, None)
 
-    def pack(self, masks: Masks, inputs: Tensor | None, generator: torch.Generator) -> None:
+    def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Keep the mask of a new task."""
-        self.signatures.add(inputs)
+        self.signatures.add(sample)
         self.masks.add(masks)
         self.show(self.masks.tasks - 1)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from powerprop.absorb import masked
 from powerprop.continual.holding import Holder
 from powerprop.continual.objective import Model
-from powerprop.continual.packing.signature import Signatures
+from powerprop.continual.packing.signature import Sample, Signatures
 from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.continual.view import wearing
 from powerprop.mask_entries import count
@@ -92,19 +92,19 @@ class Subnetworks:
         """Only these weights are used, and those of them that no task has packed are trained."""
         self.optimizer.set_masks(masks, masks & self.masks.free())
 
-    def pack(self, masks: Masks, inputs: Tensor | None, generator: torch.Generator) -> None:
+    def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Protect the weights of a new task for good, and initialise again those that no task uses.
 
-        inputs: some that the task was trained on, for its signature, if it can have one.
+        sample: some inputs of the task, for its signature, if it can have one.
         """
-        self.signatures.add(inputs)
+        self.signatures.add(sample)
         self.masks.add(masks, self._strength())
         self._draw(self.masks.free(), generator)
         self.show(self.masks.tasks - 1)
 
-    def pack_chosen(self, masks: Masks, inputs: Tensor | None) -> None:
+    def pack_chosen(self, masks: Masks, sample: Sample | None) -> None:
         """Keep the mask of a new task that owns no weight."""
-        self.signatures.add(inputs)
+        self.signatures.add(sample)
         self.masks.add_chosen(masks)
         self.show(self.masks.tasks - 1)
 

@@ -10,8 +10,8 @@ from torch.optim import Adam
 from torch.utils.hooks import RemovableHandle
 
 from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.master import Master
 from powerprop.masks import Masks
+from powerprop.master import Master
 
 __all__ = ["Supermask", "straight_through"]
 
