@@ -13,6 +13,7 @@ from powerprop.experiments.continual.split_cifar100 import EXPERIMENT as SPLIT_C
 from powerprop.experiments.continual.split_mnist import EXPERIMENT as SPLIT_MNIST
 from powerprop.experiments.harness.experiment import Experiment
 from powerprop.experiments.imagenet.train import EXPERIMENT as IMAGENET
+from powerprop.experiments.inference.train import EXPERIMENT as TASK_INFERENCE
 from powerprop.experiments.oneshot.cifar import EXPERIMENT as CIFAR_ONESHOT
 from powerprop.experiments.oneshot.mnist import EXPERIMENT as MNIST_ONESHOT
 from powerprop.experiments.oneshot.optimisers import EXPERIMENT as MNIST_OPTIMISERS
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "split-cifar100-strategies": SPLIT_CIFAR100_STRATEGIES,
     "powerprop-ewc": POWERPROP_EWC,
     "unknown-boundaries": UNKNOWN_BOUNDARIES,
+    "task-inference": TASK_INFERENCE,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]

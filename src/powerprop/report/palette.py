@@ -125,6 +125,9 @@ METHODS: dict[str, Look] = {
     "shortlist": Look(ORANGE, "s"),
     "oneshot": Look(VIOLET, "^"),
     "binary": Look(GREEN, "v"),
+    "shortlist, means per class": Look(OCHRE, "s"),
+    "oneshot-superfluous": Look(VIOLET, "<"),
+    "binary-superfluous": Look(GREEN, ">"),
 }
 """Methods by the name that readers see, without Powerpropagation."""
 

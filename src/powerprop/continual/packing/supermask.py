@@ -15,7 +15,7 @@ from powerprop.master import Master
 
 __all__ = ["Supermask", "straight_through"]
 
-BEGUN_WITH = 0.5
+BEGUN_WITH = 0.1
 """The fraction of the frozen weights that take part before the first step."""
 RATE = 0.01
 """Adam's learning rate of the scores, which begin evenly in an interval of length 2."""
