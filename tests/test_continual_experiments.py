@@ -67,6 +67,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
+@pytest.mark.filterwarnings("ignore:.*from now on a task learns a mask")
 @pytest.mark.parametrize("name", CONTINUAL)
 def test_smoke(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
@@ -101,6 +102,7 @@ def command(out: Path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
+@pytest.mark.filterwarnings("ignore:.*from now on a task learns a mask")
 @pytest.mark.skipif(sys.platform != "linux", reason="sends SIGKILL")
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", standin.load)

@@ -25,7 +25,8 @@ class Config:
         retrain_steps: after pruning.
         gamma: fraction of the dense validation accuracy that a sub-network must keep.
         methods: "efficient-packnet" (the paper's: all weights take part, pruned at once), "frugal-packnet" (the same
-            learner, pruned gradually, with the weights of earlier tasks that `reuse` says), "packnet".
+            learner, pruned gradually, with the weights of earlier tasks that `reuse` says, and masks over frozen
+            weights when a layer is full), "packnet".
         frugal_gamma: the gamma of "frugal-packnet".
         prunings: how often "frugal-packnet" prunes further inside the retraining steps; 0 prunes at once.
         pruning_steps: between two of these prunings.

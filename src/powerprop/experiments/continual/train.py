@@ -153,11 +153,11 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     if settings["method"] == "packnet":
         return PackNet(model, optimizer, config.tasks, **options)
     options |= {"gamma": config.gamma, "grid": config.grid, "search": config.search}
-    options |= {"distribution": config.distribution}
+    options |= {"distribution": config.distribution, "when_full": "train"}
     if settings["method"] == "frugal-packnet":
         options |= {
             "gamma": config.frugal_gamma, "grid": downwards(config.grid), "prunings": config.prunings,
-            "pruning_steps": config.pruning_steps, "reuse": config.reuse, "share": config.share,
+            "pruning_steps": config.pruning_steps, "reuse": config.reuse, "share": config.share, "when_full": "masks",
         }  # fmt: skip
     return EfficientPackNet(model, optimizer, **options)
 

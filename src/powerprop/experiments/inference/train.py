@@ -7,6 +7,7 @@ are noticed, at how many false alarms.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,11 +30,10 @@ from powerprop.train.distributed import local_device
 
 def jobs(config: Config, results: Results) -> list[Job]:
     """Every stream, plain and standardised, with and without superfluous outputs, from every seed."""
-    return [
-        Job(f"{stream}-{inputs}-{more}-seed{seed}", {"stream": stream, "inputs": inputs, "superfluous": more, "seed": seed})
-        for seed in range(config.seeds) for stream in config.streams for inputs in config.inputs
-        for more in config.superfluous
-    ]  # fmt: skip
+    names = ("seed", "stream", "inputs", "superfluous")
+    every = product(range(config.seeds), config.streams, config.inputs, config.superfluous)
+    settings = [dict(zip(names, values, strict=True)) for values in every]
+    return [Job("{stream}-{inputs}-{superfluous}-seed{seed}".format(**each), each) for each in settings]
 
 
 def prepare(config: Config) -> None:
