@@ -110,7 +110,8 @@ def main_table(config: Config, measured: Sequence[Measured], story: Story, diver
     part = "" if config.matrix else f" {PROBED.format(config.probe, min(config.probed, config.tasks))}"
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
-        "Class-incremental: it is inferred from so many images by the default method, and must be right."
+        "Class-incremental: it is inferred from so many images by the default method, which compares them with stored "
+        "mean inputs, unlike the paper's, and must be right; other methods are below."
         f"{part}{FORGOTTEN if known else ''}{lost}"
     )
     return Table("All tasks, after the last", columns, rows, caption)

@@ -19,7 +19,7 @@ BY_CLASS = "shortlist, means per class"
 ABOUT = (
     "`exhaustive` asks every sub-network, `oneshot` and `binary` follow the gradient of a mixture of all masks: the "
     "paper's ways. `shortlist`, the default, compares inputs with a mean input stored for every task, or for every "
-    "class of it, which the paper's method does not have: it is told apart from the others here on purpose. Superfluous: "
+    "class of it, which the paper's method does not have: it is told apart from the others on purpose. Superfluous: "
     "outputs that stand for no class; the two methods named after them follow the log-sum-exp of these outputs instead "
     "of the entropy. Standardised: every pixel of every task has mean 0 and variance 1, so that one mean per task says "
     "nothing."
