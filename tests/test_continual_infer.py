@@ -150,6 +150,20 @@ def test_what_is_kept_of_inputs_is_saved(means: str, tmp_path: Path) -> None:
         learner(means="none").load(tmp_path / "l")
 
 
+def test_a_file_with_means_alone_is_read() -> None:
+    old, new = Signatures(), Signatures()
+    for t in range(3):
+        old.add(Sample(toy_task(t).train().x))
+    new.load_state({n: t for n, t in old.state().items() if n.split(".")[1] in ("sizes", "means", "variance")})
+    x = toy_task(1).test().x
+    assert torch.equal(new.distances(x, [1] * len(x)), old.distances(x, [1] * len(x)))
+    with pytest.raises(NoMeansError, match="task 1 has no stored mean input and deviation"):
+        new.unknown(x, torch.ones(len(x), dtype=torch.long), 0.05, [1] * len(x))
+    again = Signatures()
+    again.load_state(new.state())
+    assert torch.equal(again.distances(x, [1] * len(x)), old.distances(x, [1] * len(x)))
+
+
 def test_without_stored_means() -> None:
     ours = learner(steps=30, means="none")
     for t in range(2):
@@ -157,7 +171,7 @@ def test_without_stored_means() -> None:
     x = toy_task(1).test().x
     with pytest.raises(NoMeansError, match="'shortlist' compares inputs with stored mean .*means='none'.*'exhaustive'"):
         ours.predict(x)
-    with pytest.raises(NoMeansError, match="no stored mean input: the learner was made with means='none'"):
+    with pytest.raises(NoMeansError, match="no stored mean input and deviation: the learner was made with means='none'"):
         ours.predict(x, method="exhaustive", unknown=0.05)
     assert (ours.predict(x, method="exhaustive", group=64).task == 1).all()
     kept = [name for name in ours.nets.signatures.state() if name != "signature.sizes"]

@@ -39,7 +39,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*no sub-network of")
 def test_smoke(tmp_path: Path) -> None:
     run(EXPERIMENTS["task-inference"], "smoke", SMOKE, tmp_path, 1, Console(file=io.StringIO()))
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text())["runs"]
     assert set(summary) == {job.key for job in jobs(SMOKE, {})}
     for key, found in summary.items():
         assert ("oneshot-superfluous" in found["rates"]) == ("-5-" in key)

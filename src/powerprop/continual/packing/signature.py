@@ -116,8 +116,8 @@ class Signatures:
         """The distance of every input to a task's own means in units of its own deviation, whatever others are like."""
         size, values = self.sizes[task], _rows(x).cpu()
         if task not in self.own:
-            why = "was made with means='none'" if self.kind == "none" else "could not take the mean of its inputs"
-            raise NoMeansError(f"task {task} has no stored mean input: the learner {why}")
+            why = "was made with means='none'" if self.kind == "none" else "could not take that of its inputs"
+            raise NoMeansError(f"task {task} has no stored mean input and deviation: the learner {why}")
         if values.shape[1] != size:
             return torch.full((len(values),), torch.inf)
         own = self.means[size][torch.tensor(self.rows[size]) == task]
@@ -167,8 +167,9 @@ class Signatures:
             tensors |= {f"signature.means.{size}": means, f"signature.variance.{size}": self.variance[size]}
             tensors |= {f"signature.{n}.{size}": torch.tensor(of[size]) for n, of in self._lists().items()}
             tasks = [task for task, of in enumerate(self.sizes) if of == size]
-            tensors[f"signature.own.{size}"] = torch.stack([self.own[task] for task in tasks])
-            tensors[f"signature.quantiles.{size}"] = torch.stack([self.quantiles[task] for task in tasks])
+            if all(task in self.own for task in tasks):  # not those that came from an older file
+                tensors[f"signature.own.{size}"] = torch.stack([self.own[task] for task in tasks])
+                tensors[f"signature.quantiles.{size}"] = torch.stack([self.quantiles[task] for task in tasks])
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -176,9 +177,12 @@ class Signatures:
         self.means, self.variance, self.rows, self.counts, self.own, self.quantiles = {}, {}, {}, {}, {}, {}
         for size in sorted(set(self.sizes) - {0}):
             self.means[size], self.variance[size] = (tensors[f"signature.{n}.{size}"] for n in ("means", "variance"))
+            tasks = [task for task, of_task in enumerate(self.sizes) if of_task == size]
+            if f"signature.own.{size}" not in tensors:  # an older file, with means alone: good for short lists
+                self.rows[size], self.counts[size] = tasks, [SAMPLED] * len(tasks)
+                continue
             for name, of in self._lists().items():
                 of[size] = tensors[f"signature.{name}.{size}"].tolist()
-            tasks = [task for task, of_task in enumerate(self.sizes) if of_task == size]
             self.own |= dict(zip(tasks, tensors[f"signature.own.{size}"], strict=True))
             self.quantiles |= dict(zip(tasks, tensors[f"signature.quantiles.{size}"], strict=True))
 

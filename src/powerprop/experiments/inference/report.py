@@ -44,7 +44,8 @@ def findings(config: Config, jobs: Sequence[Job], results: Results, out: Path) -
         out, config, "Task inference, every method", f"{ABOUT}\n\nThis run: {steps}. {notes}".strip(),
         "Section 4.2 describes the inference; no table compares its forms.", sections, (), headline(config, kept),
     )  # fmt: skip
-    return Findings(page, table, {job.key: {"rates": run.rates, "unknown": run.unknown} for job, run in kept})
+    summary = {job.key: {"rates": run.rates, "unknown": run.unknown} for job, run in kept}
+    return Findings(page, table, {"runs": summary})
 
 
 def stream_section(config: Config, stream: str, runs: Sequence[tuple[Job, Asked]], figures: Path) -> Section:
