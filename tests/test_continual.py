@@ -305,7 +305,7 @@ def test_tasks_are_inferred_in_every_precision(how: str, dtype: torch.dtype) -> 
     for index in range(2):
         x, y = toy_task(index).train()
         ours.learn(make_task((x.to(dtype), y), index=index))
-    assert ours.predict(toy_task(1).test().x.to(dtype), method=how).task.unique().numel() == 1  # type: ignore[call-arg]
+    assert ours.predict(toy_task(1).test().x.to(dtype), method=how, group=None).task.unique().numel() == 1  # type: ignore[call-arg]
 
 
 @every_masking

@@ -83,9 +83,11 @@ def test_arguments_of_predict_are_checked_with_and_without_a_task(method: str) -
             ours.predict(x, task, group=-1)
         with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
             ours.predict(x, task, candidates=0)
-        for unknown in (0.0, 7.0):
-            with pytest.raises(ValueError, match=rf"unknown must be in \(0, 1\], .*, got {unknown}"):
-                ours.predict(x, task, unknown=unknown)
+        for value in (0.0, 7.0):
+            with pytest.raises(ValueError, match=rf"unknown must be in \(0, 1\), a rate of false alarms, got {value}"):
+                ours.predict(x, task, unknown=value)
+            with pytest.raises(ValueError, match=rf"unsure must be in \(0, 1\], .*, got {value}"):
+                ours.predict(x, task, unsure=value)
 
 
 @pytest.mark.parametrize("labels", ["task", "stream"])
@@ -155,8 +157,8 @@ def test_inputs_of_different_sizes(tmp_path: Path) -> None:
     ours.save(tmp_path / "l")
     again.load(tmp_path / "l")
     for each in (ours, again):
-        assert (each.predict(images(12, 1).test().x).task == 1).all()
-        assert set(each.predict(images(8, 0).test().x, group=1).task.tolist()) <= {0, 2}
+        assert (each.predict(images(12, 1).test().x, group=None).task == 1).all()
+        assert set(each.predict(images(8, 0).test().x).task.tolist()) <= {0, 2}
         strange = images(9, 0).train().x[:5]  # no task has such inputs: the surest sub-network answers
         assert torch.equal(each.predict(strange).task, each.predict(strange, method="exhaustive").task)
 
@@ -167,7 +169,7 @@ def test_inputs_of_one_number_each() -> None:
     for t in range(2):
         x = torch.arange(60) % 10 + 10 * t
         ours.learn(make_task((x, x % 3), index=t))
-    assert (ours.predict(torch.arange(10)).task == 0).all()
+    assert (ours.predict(torch.arange(10), group=None).task == 0).all()
 
 
 def test_an_optimizer_that_asks_for_a_closure_is_refused() -> None:

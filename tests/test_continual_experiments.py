@@ -24,6 +24,7 @@ from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.continual.measure import LogitsChangedError, Measures
 from powerprop.experiments.continual.report import Story
 from powerprop.experiments.continual.report import findings as write_findings
+from powerprop.experiments.continual.tasklog import StepCount
 from powerprop.experiments.continual.train import Arm, Config, arms, jobs, make_learner, make_stream, rate
 from powerprop.experiments.harness.experiment import Findings
 from powerprop.experiments.harness.runner import run
@@ -66,6 +67,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
+@pytest.mark.filterwarnings("ignore:.*from now on a task learns a mask")
 @pytest.mark.parametrize("name", CONTINUAL)
 def test_smoke(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
@@ -96,10 +98,11 @@ def test_smoke(name: str, tmp_path: Path) -> None:
 
 
 def command(out: Path) -> list[str]:
-    return ["run", "long-permuted-mnist", "--preset", "smoke", "--workers", "1", "--out", str(out)]
+    return ["run", "long-permuted-mnist-300", "--preset", "smoke", "--workers", "1", "--out", str(out)]
 
 
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
+@pytest.mark.filterwarnings("ignore:.*from now on a task learns a mask")
 @pytest.mark.skipif(sys.platform != "linux", reason="sends SIGKILL")
 def test_killed_and_resumed_is_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", standin.load)
@@ -115,7 +118,7 @@ def test_killed_and_resumed_is_bit_identical(tmp_path: Path, monkeypatch: pytest
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert not list(parts.glob("jobs/*1.5*/result.json"))
+    assert not list(parts.glob("jobs/efficient-packnet*/result.json"))
     assert main(command(parts)) == 0
     names = sorted(os.listdir(whole / "jobs"))
     assert names == sorted(os.listdir(parts / "jobs"))
@@ -164,7 +167,7 @@ def test_jobs_and_labels() -> None:
 def test_bad_settings() -> None:
     for change, message in (
         ({"alphas": (0.5,)}, r"alpha must be at least 1, got 0\.5"),
-        ({"stream": "rotated"}, "stream must be one of permuted, split, got 'rotated'"),
+        ({"stream": "mixed"}, "stream must be one of permuted, rotated, split, got 'mixed'"),
         ({"methods": ("ewc",)}, "methods must be one of .*, got 'ewc'"),
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
         ({"methods": ()}, r"methods must be some, each once, got \(\)"),
@@ -188,6 +191,11 @@ def test_bad_settings() -> None:
         ({"infer_at": (0,)}, "infer_at must be in 1..2, the tasks, got 0"),
         ({"model": "alexnet"}, "model alexnet is for a split stream, got stream 'permuted'"),
         ({"grid": (0.1, 0.2)}, "falling fractions"),
+        ({"reuse": "none"}, "reuse must be one of all, output, got 'none'"),
+        ({"share": 0.0}, r"share must be in \(0, 1\], got 0\.0"),
+        ({"frugal_gamma": 1.5}, r"frugal_gamma must be in \(0, 1\], got 1\.5"),
+        ({"pruning_steps": 0}, "pruning_steps must be at least 1, got 0"),
+        ({"methods": ("frugal-packnet",)}, "must be at most 2, the retrain_steps, got 300"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMALL, **change)  # type: ignore[arg-type]
@@ -208,6 +216,27 @@ def test_settings_that_do_not_fit_the_data_are_found_before_the_jobs(change: dic
     experiment.prepare(SMALL)
     with pytest.raises(ValueError, match=message):
         experiment.prepare(replace(SMALL, **change))  # type: ignore[arg-type]
+
+
+def test_the_settings_of_frugal_packnet_reach_the_learner() -> None:
+    config = replace(
+        SMALL, methods=("frugal-packnet", "efficient-packnet"), prunings=2, pruning_steps=1, share=0.5, gamma=0.9,
+        frugal_gamma=0.8, grid=(0.5, 0.001),
+    )  # fmt: skip
+    found = [make_learner(config, arm.job(0).settings, torch.device("cpu")) for arm in arms(config)]
+    seen = [(each.gamma, each.grid, each.prunings, each.pruning_steps, each.reuse, each.share) for each in found]
+    assert seen == [
+        (0.8, (0.5, 0.001, 0.0007, 0.0005), 2, 1, "output", 0.5),
+        (0.9, (0.5, 0.001), 0, 100, "all", 1.0),
+    ]
+
+
+def test_steps_are_counted_over_all_phases() -> None:
+    steps = StepCount()
+    phases = [("training", 5), ("training", 7), ("pruning", 2), ("pruning", 2), ("retraining", 5), ("retraining", 6)]
+    assert [steps.after(*each) for each in phases] == [5, 7, 9, 11, 16, 17]
+    assert [steps.after(*each) for each in (("training", 7), ("retraining", 8))] == [7, 15]
+    assert [steps.after(*each) for each in (("training", 7), ("training", 7))] == [7, 7]
 
 
 def test_packnet_needs_no_validation_data() -> None:

@@ -1,13 +1,20 @@
 """Task inference: its gradient against autograd, its answers on tasks that are easy to tell apart."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from powerprop.continual import INFERENCES, Classification, Strategy, accuracy_on, entropy_gradient, infer, make_task
-from powerprop.continual.packing.infer import entropies, shortlist
+from powerprop.continual.packing.infer import Groups, entropies, shortlist
+from powerprop.continual.packing.signature import NoMeansError, Sample, Signatures
 from powerprop.continual.task import entropy
 from tasks import CLASSES, NormNet, learner, toy_model, toy_task
+
+SUPERFLUOUS = [method for method in INFERENCES if method.endswith("superfluous")]
+every_plain = pytest.mark.parametrize("method", [method for method in INFERENCES if method not in SUPERFLUOUS])
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,7 @@ def test_the_gradient_is_autograds(heads: int) -> None:
     assert torch.allclose(found.float(), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", INFERENCES)
+@every_plain
 def test_groups_are_told_apart(method: str, trained: Strategy) -> None:
     right = [infer(trained.nets, toy_task(t).test().x, trained.objective, method, group=64) == t for t in range(5)]
     rate = float(torch.cat(right).double().mean())
@@ -66,29 +73,146 @@ def test_a_short_list_has_near_tasks_only() -> None:
     # means 0, 1, 2, 3 and 10, variance 1 within tasks: the distances of an input at 1.2 are 1.44, 0.04, 0.64, 3.24, …
     nets = learner().nets
     for mean in (0.0, 1.0, 2.0, 3.0, 10.0):
-        nets.signatures.add(torch.tensor([[mean - 1], [mean + 1]]))
-    assert nets.signatures.distance(torch.tensor([[1.2]])).tolist() == pytest.approx(
+        nets.signatures.add(Sample(torch.tensor([[mean - 1], [mean + 1]] * 50)))
+    assert nets.signatures.distances(torch.tensor([[1.2]]), [1])[0].tolist() == pytest.approx(
         [d / 1.01 for d in (1.44, 0.04, 0.64, 3.24, 77.44)]
     )
-    assert shortlist(nets, torch.tensor([[1.2]]), Classification(), 4).tolist() == [False, True, False, False, False]
+
+    def listed(value: float, count: int = 1, candidates: int = 4) -> list[int]:
+        groups = Groups(nets, torch.tensor([[value]] * count), [count], Classification(), candidates)
+        return shortlist(groups)[0].nonzero()[:, 0].tolist()
+
+    assert listed(1.2) == [1]
     # half way between two tasks both are near; for 1,000 inputs the margin is a factor of two
-    assert shortlist(nets, torch.tensor([[1.51]]), Classification(), 4).tolist() == [False, True, True, False, False]
-    assert shortlist(nets, torch.tensor([[1.51]]), Classification(), 1).tolist() == [False, False, True, False, False]
-    assert shortlist(nets, torch.tensor([[1.58]]), Classification(), 4).tolist() == [False, False, True, False, False]
-    assert shortlist(nets, torch.tensor([[1.58]] * 1000), Classification(), 4).tolist() == [
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert listed(1.51) == [1, 2]
+    assert listed(1.51, candidates=1) == [2]
+    assert listed(1.58) == [2]
+    assert listed(1.58, 1000) == [1, 2]
+
+
+def standardised_task(index: int) -> Any:
+    """Clouds whose every feature has mean 0 and variance 1 in every task: means say nothing."""
+    task = toy_task(index, 1024)
+    mean, std = task.train().x.mean(0), task.train().x.std(0)
+    parts = [((part.x - mean) / std, part.y) for part in (task.train(), task.validation(), task.test())]
+    return make_task(*parts, index=index, classes=task.classes)
+
+
+def test_tasks_that_tie_are_never_parted() -> None:
+    ours = learner(model=toy_model(width=96), steps=80, gamma=0.95, reuse="output", prunings=1, pruning_steps=10)
+    for t in range(12):
+        ours.learn(standardised_task(t))
+    for group in (1, 8, 128):
+        for t in (0, 7, 11):
+            x = standardised_task(t).test().x
+            found = [infer(ours.nets, x, ours.objective, method, group) for method in ("shortlist", "exhaustive")]
+            assert torch.equal(*found)
+
+
+def test_equal_distances_are_never_parted() -> None:
+    nets = learner().nets
+    for mean in (-1.0, 1.0, -1.0, 1.0, 5.0):
+        nets.signatures.add(Sample(torch.tensor([[mean - 0.1], [mean + 0.1]] * 5000)))
+    groups = Groups(nets, torch.tensor([[0.0]]), [1], Classification(), candidates=1)
+    assert shortlist(groups)[0].tolist() == [True, True, True, True, False]
+
+
+def test_means_of_classes_by_hand() -> None:
+    # task 0 has classes around 0 and 10, task 1 around 4 and 6: both have the mean 5
+    kinds = {kind: Signatures(kind) for kind in ("task", "class")}
+    for low, high in ((0.0, 10.0), (4.0, 6.0)):
+        x = torch.tensor([[low - 1], [low + 1], [high - 1], [high + 1]] * 100)
+        labels = torch.tensor([3, 3, 7, 7] * 100)
+        for signatures in kinds.values():
+            signatures.add(Sample(x, labels))
+    x = torch.tensor([[9.0], [1.0]])
+    assert kinds["task"].distances(x, [2])[0].tolist() == pytest.approx([0.0, 0.0])
+    assert kinds["class"].distances(x, [1, 1]).tolist() == [
+        pytest.approx([1 / 1.01, 9 / 1.01]), pytest.approx([1 / 1.01, 9 / 1.01])
+    ]  # fmt: skip
+    assert kinds["class"].distances(x, [2]).tolist() == [pytest.approx([1 / 1.01, 9 / 1.01])]
+    assert kinds["task"].tied(0).tolist() == [True, True]
+    assert kinds["class"].tied(0).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("means", ["task", "class"])
+def test_what_is_kept_of_inputs_is_saved(means: str, tmp_path: Path) -> None:
+    ours, again = (learner(steps=30, means=means) for _ in range(2))
+    for t in range(3):
+        ours.learn(toy_task(t))
+    ours.save(tmp_path / "l")
+    again.load(tmp_path / "l")
+    x = torch.cat([toy_task(t).test().x[:20] for t in range(4)])
+    for options in ({"group": 1}, {"group": 20, "unknown": 0.05}, {"unknown": 0.1}):
+        found = [each.predict(x, **options) for each in (ours, again)]
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    with pytest.raises(ValueError, match="means"):
+        learner(means="none").load(tmp_path / "l")
+
+
+def test_a_file_with_means_alone_is_read() -> None:
+    old, new = Signatures(), Signatures()
+    for t in range(3):
+        old.add(Sample(toy_task(t).train().x))
+    new.load_state({n: t for n, t in old.state().items() if n.split(".")[1] in ("sizes", "means", "variance")})
+    x = toy_task(1).test().x
+    assert torch.equal(new.distances(x, [1] * len(x)), old.distances(x, [1] * len(x)))
+    with pytest.raises(NoMeansError, match="task 1 has no stored mean input and deviation"):
+        new.unknown(x, torch.ones(len(x), dtype=torch.long), 0.05, [1] * len(x))
+    again = Signatures()
+    again.load_state(new.state())
+    assert torch.equal(again.distances(x, [1] * len(x)), old.distances(x, [1] * len(x)))
+
+
+def test_without_stored_means() -> None:
+    ours = learner(steps=30, means="none")
+    for t in range(2):
+        ours.learn(toy_task(t))
+    x = toy_task(1).test().x
+    with pytest.raises(NoMeansError, match="'shortlist' compares inputs with stored mean .*means='none'.*'exhaustive'"):
+        ours.predict(x)
+    with pytest.raises(NoMeansError, match="no stored mean input and deviation: the learner was made with means='none'"):
+        ours.predict(x, method="exhaustive", unknown=0.05)
+    assert (ours.predict(x, method="exhaustive", group=64).task == 1).all()
+    kept = [name for name in ours.nets.signatures.state() if name != "signature.sizes"]
+    assert kept == []
+    with pytest.raises(ValueError, match="means must be one of task, class, none, got 'some'"):
+        learner(means="some")
+
+
+@pytest.mark.parametrize("method", SUPERFLUOUS)
+def test_superfluous_outputs(method: str, trained: Strategy) -> None:
+    with pytest.raises(ValueError, match=r"superfluous outputs, more than the 3 classes, got 3 outputs"):
+        trained.predict(toy_task(0).test().x, method=method)
+    ours = learner(model=toy_model(width=64, outputs=30), steps=100)
+    for t in range(3):
+        ours.learn(toy_task(t))
+    x = toy_task(1).test().x[:16]
+    even = torch.full((3,), 1 / 3, requires_grad=True)
+    theta = ours.nets.theta()
+    weights = {n: theta[n] * sum(c * ours.nets.masks.mask(t)[n] for t, c in enumerate(even)) for n in theta}
+    with ours.nets.viewing(weights, None) as model:
+        (expected,) = torch.autograd.grad(model(x)[:, CLASSES:].logsumexp(1).mean(), even)
+    found = entropy_gradient(ours.nets, x, even.detach(), ours.objective, superfluous=True)
+    assert torch.allclose(found.float(), expected, rtol=1e-4, atol=1e-6)
+    if method.startswith("oneshot"):
+        assert set(ours.predict(x, method=method, group=None).task.tolist()) == {int(expected.argmin())}
+
+
+def test_a_mixed_batch_is_not_given_one_task_unasked(trained: Strategy) -> None:
+    x = torch.cat([toy_task(t).test().x[:64] for t in (0, 3)])
+    single = trained.predict(x)
+    assert torch.equal(single.task, trained.predict(x, group=1).task)
+    assert len(single.task.unique()) > 1
+    assert len(trained.predict(x, group=None).task.unique()) == 1
+    given = accuracy_on(trained, toy_task(1), "class-incremental")
+    assert given == accuracy_on(trained, toy_task(1), "class-incremental", group=1)
 
 
 def test_the_lowest_entropy_decides_among_the_short_list(trained: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.cat([toy_task(t).test().x[:64] for t in (3, 1)])
     chosen = {3: [True, False, True, True, False], 1: [False, True, False, False, False]}
-    answers = iter(chosen.values())
-    monkeypatch.setitem(INFERENCES, "shortlist", lambda *_: torch.tensor(next(answers)))
+    monkeypatch.setitem(INFERENCES, "shortlist", lambda _: torch.tensor(list(chosen.values())))
     found = infer(trained.nets, x, trained.objective, "shortlist", group=64)
     assert found.tolist() == [3] * 64 + [1] * 64
 
@@ -113,11 +237,36 @@ def test_class_incremental_accuracy_counts_the_task(trained: Strategy) -> None:
 
 
 def test_unknown_inputs_are_flagged(trained: Strategy) -> None:
-    known = trained.predict(toy_task(0).test().x, group=64, unknown=0.5)
+    known = trained.predict(toy_task(0).test().x, group=64, unsure=0.5)
     assert (known.task == 0).all()
     strange = 0.01 * torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
-    assert (trained.predict(strange, unknown=0.2).task == -1).all()
+    assert (trained.predict(strange, unsure=0.2, group=None).task == -1).all()
     assert (trained.predict(strange).task >= 0).all()
+    far = 20 * torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
+    assert float(trained.predict(far, unsure=0.2).task.ge(0).double().mean()) > 0.5  # sure, far from all data
+    found = trained.predict(far, unknown=0.05)
+    assert (found.task == -1).all()
+    assert (found.number == -1).all()
+
+
+def test_the_rate_of_false_alarms_is_about_what_was_asked(trained: Strategy) -> None:
+    x = torch.cat([toy_task(t).test().x for t in range(5)])
+    for rate in (0.02, 0.05, 0.1, 0.2):
+        alarms = trained.nets.signatures.unknown(x, torch.arange(5).repeat_interleave(128), rate, [1] * 640)
+        assert rate / 3 < float(alarms.double().mean()) < 2 * rate
+    assert not trained.nets.signatures.unknown(x[:128], torch.zeros(128, dtype=torch.long), 0.05, [128]).any()
+
+
+def test_the_limit_of_unknown_inputs_by_hand() -> None:
+    signatures = Signatures()
+    held = torch.linspace(0, 10, 1001)[:, None]  # distances to the mean 0 in units of 1.01: up to 100 / 1.01
+    signatures.add(Sample(torch.tensor([[-1.0], [1.0]] * 50), held=held))
+    assert signatures.limit(0, 0.1) == pytest.approx(81 / 1.01, rel=1e-3)
+    assert signatures.limit(0, 0.5) == pytest.approx(25 / 1.01, rel=1e-3)
+    x, tasks = torch.tensor([[8.8], [9.1], [0.0], [30.0]]), torch.zeros(4, dtype=torch.long)
+    assert signatures.unknown(x, tasks, 0.1, [1, 1, 1, 1]).tolist() == [False, True, False, True]
+    assert signatures.unknown(x, tasks, 0.1, [2, 2]).tolist() == [False, False, True, True]
+    assert signatures.unknown(torch.zeros(1, 2), tasks[:1], 0.1, [1]).tolist() == [True]
 
 
 def test_bad_arguments(trained: Strategy) -> None:
@@ -164,7 +313,7 @@ def test_layers_that_are_not_used_are_no_obstacle(search: str) -> None:
     x = toy_task(1).test().x
     found = entropy_gradient(ours.nets, x, torch.tensor([0.5, 0.5]), ours.objective)
     assert found.isfinite().all()
-    for method in INFERENCES:
+    for method in ("shortlist", "oneshot", "binary", "exhaustive"):
         assert len(infer(ours.nets, x, ours.objective, method)) == len(x)
 
 
@@ -185,7 +334,7 @@ def test_heads_of_different_widths_cannot_be_mixed() -> None:
     x, y = toy_task(1).train()
     ours.learn(make_task((x, y), index=1, classes=range(4)))
     for method in ("exhaustive", "shortlist"):
-        assert (infer(ours.nets, x, ours.objective, method) == 1).all()
+        assert (infer(ours.nets, x, ours.objective, method, None) == 1).all()
     for method in ("oneshot", "binary"):
         with pytest.raises(ValueError, match=r"mix the heads.*same shapes.*\(3, 32\).*\(4, 32\).*shortlist"):
             infer(ours.nets, x, ours.objective, method)

@@ -146,13 +146,20 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
 @pytest.mark.parametrize(("tasks", "width"), [(5, 200), (40, 200)])
 def test_file_size(tasks: int, width: int, tmp_path: Path) -> None:
-    ours = learner(model=toy_model(width=width), steps=2, retrain_steps=0, grid=(0.2, 0.1), score=lambda logits, y: 1.0)
+    ours = learner(
+        model=toy_model(width=width),
+        steps=2,
+        retrain_steps=0,
+        grid=(0.2, 0.1),
+        score=lambda logits, y: 1.0,
+        when_full="train",
+    )
     for t in range(tasks):
         ours.learn(toy_task(t, 32))
     ours.save(tmp_path / "l")
     weights = ours.nets.masks.free().numel()
     rest = sum(p.numel() for p in ours.model.parameters()) - weights
-    header = 1900 + 160 * tasks  # settings, names, shapes and one threshold per task and layer, as text
+    header = 2600 + 300 * tasks  # settings, names, shapes, a threshold per task and layer as text; what inputs are like
     assert (tmp_path / "l").stat().st_size <= 4 * (weights + rest) + 1.1 * weights * tasks / 8 + header
     if tasks == 40:  # far below a bit per weight and task
         assert (tmp_path / "l").stat().st_size <= 4 * (weights + rest) + 6 * weights / 8 + header
@@ -161,7 +168,7 @@ def test_file_size(tasks: int, width: int, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
 def test_three_hundred_tasks(tmp_path: Path) -> None:
     options: dict[str, Any] = {"steps": 3, "retrain_steps": 1, "batch_size": 8, "clip": 1.0}
-    options |= {"grid": (0.3, 0.1), "score": lambda logits, y: 1.0}
+    options |= {"grid": (0.3, 0.1), "score": lambda logits, y: 1.0, "when_full": "train"}
     ours = learner(**options)
     checked = {}
     for t in range(300):

@@ -56,7 +56,7 @@ def test_learn_takes_data_of_any_kind(kind: str) -> None:
         ours.learn(data)
     x, y = toy_task(0).test()
     assert (ours.predict(x, 0).label == y).double().mean() > 0.8
-    assert (ours.predict(x).task == 0).all()
+    assert (ours.predict(x, group=None).task == 0).all()
 
 
 def test_epochs_go_through_all_the_data() -> None:

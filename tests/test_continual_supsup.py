@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from powerprop.continual import SupSup
+from powerprop.continual import INFERENCES, SupSup
+from powerprop.continual.packing.signature import RATES
 from powerprop.continual.supsup import BitMasks
 from powerprop.masks import Masks
 from tasks import FEATURES, NormNet, toy_model, toy_task
@@ -51,7 +52,8 @@ def test_every_task_keeps_its_share_and_a_bit_for_each_weight() -> None:
         masks = ours.nets.masks.mask(task)
         assert [int(m.sum()) for m in masks.values()] == [12 * 32 // 4, 32 * 32 // 4, 32 * 3 // 4]
     bits = 2 * (12 * 32 + 32 * 32 + 32 * 3) // 8
-    signatures = 8 * 2 + 4 * FEATURES * (2 + 1)  # sizes; two means and a variance
+    # sizes, tasks of means, inputs of each; two means, a variance each and that of both; limits of unknown inputs
+    signatures = 8 * 2 * 3 + 4 * FEATURES * (2 + 2 + 1) + 4 * 2 * len(RATES)
     assert ours.memory_bytes() - before == bits + signatures
 
 
@@ -63,8 +65,8 @@ def test_learns_and_finds_the_task() -> None:
     for task in range(3):
         x, y = toy_task(task).test()
         assert (ours.predict(x, task).label == y).float().mean() > 0.9
-        for method in ("exhaustive", "shortlist", "oneshot", "binary"):
-            assert (ours.predict(x, method=method).task == task).all(), method
+        for method in INFERENCES:
+            assert (ours.predict(x, method=method, group=None).task == task).all(), method
 
 
 def test_heads_are_trained_and_norms_are_not() -> None:

@@ -68,6 +68,10 @@ class Objective:
         """The part of the outputs that the loss looks at: by default all of them."""
         return outputs
 
+    def superfluous(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+        """What outputs that stand for nothing say about each input: they are low where it is of the network's task."""
+        raise TypeError(f"{type(self).__name__} has no superfluous outputs to tell a task by: use another method")
+
     def inputs(self, batch: Any) -> Tensor:
         """The inputs of a batch."""
         found = batch[0] if isinstance(batch, (tuple, list)) else batch
@@ -159,6 +163,18 @@ class Classification(Objective):
         """The entropy of the answer, among the task's own classes or all outputs."""
         outputs = model(x)
         return entropy(outputs if task is None else self.own(outputs, task))
+
+    def superfluous(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+        """The log-sum-exp of the outputs beyond the classes, which cross-entropy pushes down on a task's own data."""
+        outputs = model(x)
+        counted = 1 + max(self._numbers(), default=-1) if self.labels == "stream" else self._most_classes(outputs)
+        if outputs.shape[1] <= counted:
+            text = f"expected superfluous outputs, more than the {counted} classes, got {outputs.shape[1]} outputs"
+            raise ValueError(f"{text}; give the network more, or use 'oneshot', 'binary' or 'exhaustive'")
+        return torch.logsumexp(outputs[:, counted:], 1)
+
+    def _most_classes(self, outputs: Tensor) -> int:
+        return max((outputs.shape[1] if own is None else len(own) for own in self.classes), default=outputs.shape[1])
 
     def targets(self, y: Tensor, task: int | Tensor) -> Tensor:
         """Labels of a task, or each of its own, as the outputs count them."""

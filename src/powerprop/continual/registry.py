@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,5 +88,8 @@ def _factory(name: str, defaults: dict[str, Any]) -> OptimizerFactory:
     kind = getattr(torch.optim, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise ValueError(f"the saved learner has the optimiser {name}, which is not one of torch's: say optimizer=…")
-    known: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in defaults.items()}
+    taken = inspect.signature(kind).parameters  # AdamW has defaults that it does not take
+    known: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in defaults.items() if key in taken
+    }  # fmt: skip
     return lambda parameters: kind(parameters, **known)

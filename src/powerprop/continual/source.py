@@ -73,17 +73,22 @@ class Source:
 
     def some(self, inputs: Callable[[Any], Tensor], most: int) -> Tensor:
         """Some of the inputs, about as many as this and fewer than twice as many, evenly spaced."""
+        return self.some_of(lambda batch: (inputs(batch),), most)[0]
+
+    def some_of(self, parts: Callable[[Any], tuple[Tensor, ...]], most: int) -> tuple[Tensor, ...]:
+        """The same of several parts of a batch that belong together, such as inputs and labels."""
         if isinstance(self.data, tuple):
-            first: Tensor = self.data[0]
-            return first[:: max(1, len(first) // most)]
-        kept, stride, seen = [], 1, 0
+            stride = max(1, len(self.data[0]) // most)
+            return parts(_one_or_all(tuple(part[::stride] for part in self.data)))
+        kept: list[tuple[Tensor, ...]] = []
+        stride, seen = 1, 0
         for batch in self.in_order():
-            x = inputs(batch)
-            kept.append(x[-seen % stride :: stride])
-            seen += len(x)
-            if sum(map(len, kept)) >= 2 * most:
-                kept, stride = [torch.cat(kept)[::2]], 2 * stride
-        return torch.cat(kept)
+            found = parts(batch)
+            kept.append(tuple(part[-seen % stride :: stride] for part in found))
+            seen += len(found[0])
+            if sum(len(each[0]) for each in kept) >= 2 * most:
+                kept, stride = [tuple(torch.cat(column)[::2] for column in zip(*kept, strict=True))], 2 * stride
+        return tuple(torch.cat(column) for column in zip(*kept, strict=True))
 
     def _loader(self, shuffle: bool) -> Any:
         if isinstance(self.data, Dataset):

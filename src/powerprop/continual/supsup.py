@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,11 +12,14 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from powerprop.continual.optimiser import OptimizerFactory, refuse_alpha
+from powerprop.continual.packing.bitmasks import BitMasks
 from powerprop.continual.packing.inferring import Inferring
+from powerprop.continual.packing.signature import Sample, Signatures
 from powerprop.continual.packing.subnets import Subnetworks
+from powerprop.continual.packing.supermask import straight_through
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress
-from powerprop.masks import Masks, pack, unpack
+from powerprop.masks import Masks
 from powerprop.optim import Powerprop
 from powerprop.sparsify.prune import top_k_masks
 
@@ -73,6 +76,7 @@ class SupSup(Inferring):
         refuse_alpha(type(self), self.optimizer, None, reason)  # groups may have an alpha of their own
         self.kept, self.distribution, self.weights = kept, distribution, weights
         self.nets: Supermasks = Supermasks(model, self.optimizer, self.head_of, self.bound)
+        self.nets.signatures = Signatures(self.means)
         self.parts["masks"] = self.nets
         if weights == "signed":
             self._sign_weights()
@@ -96,16 +100,13 @@ class SupSup(Inferring):
             drawn = torch.empty(score.shape).uniform_(-limit, limit, generator=self.generator("scores"))
             score.detach().copy_(drawn)
         self._wear()
-        for name, master in self.nets.masters.items():
-            hook = self._straight_through(name)
-            handle = master.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            self._handles.append(handle)
+        self._handles = [straight_through(master, self.scores[n]) for n, master in self.nets.masters.items()]
         self._handles.append(self.optimizer.register_step_post_hook(self._wear))
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The mask is kept, the scores are not."""
         self._let_go()
-        self.nets.pack(self.chosen(), self._some_inputs(data), self.generator("scores"))
+        self.nets.pack(self.chosen(), self._sample(data, validation), self.generator("scores"))
 
     def give_up(self) -> None:
         """Leave the task in hand; its scores are forgotten."""
@@ -119,15 +120,6 @@ class SupSup(Inferring):
         if self.kept is None:
             return Masks({n: s.detach() >= 0 for n, s in self.scores.items()})
         return top_k_masks({n: s.detach() for n, s in self.scores.items()}, 1 - self.kept, self.distribution)
-
-    def _straight_through(self, name: str) -> Callable[[Tensor], None]:
-        master = self.nets.masters[name]
-
-        def hook(weight: Tensor) -> None:
-            assert weight.grad is not None
-            self.scores[name].grad = weight.grad * master.theta()
-
-        return hook
 
     def _wear(self, *_: Any) -> None:
         self.nets.restrict(self.chosen())
@@ -159,9 +151,9 @@ class Supermasks(Subnetworks):
         """Only these weights are used."""
         self.optimizer.set_masks(masks, None)
 
-    def pack(self, masks: Masks, inputs: Tensor | None, generator: torch.Generator) -> None:
+    def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Keep the mask of a new task."""
-        self.signatures.add(inputs)
+        self.signatures.add(sample)
         self.masks.add(masks)
         self.show(self.masks.tasks - 1)
 
@@ -176,60 +168,3 @@ class Supermasks(Subnetworks):
         self.masks.load_state(tensors, data["tasks"])
         if self.masks.tasks:
             self.show(self.masks.tasks - 1)
-
-
-class BitMasks:
-    """Masks of any number of tasks, eight weights to the byte.
-
-    shapes: name -> that of the weight.
-    """
-
-    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
-        self.tasks, self.shapes = 0, dict(shapes)
-        self.bits: dict[str, list[Tensor]] = {n: [] for n in shapes}
-
-    def follow(self, devices: Mapping[str, torch.device]) -> None:
-        """The device that masks are unpacked to."""
-        self.devices = dict(devices)
-
-    def check(self, task: int) -> None:
-        """An error that names the tasks there are, for any other number."""
-        if not 0 <= task < self.tasks:
-            known = f"0..{self.tasks - 1} (the tasks learned so far)" if self.tasks else "learned first: none is yet"
-            raise ValueError(f"task must be {'in ' if self.tasks else ''}{known}, got {task}")
-
-    def add(self, masks: Mapping[str, Tensor]) -> None:
-        """The mask of the next task."""
-        for name, mask in masks.items():
-            self.bits[name].append(pack(mask))
-        self.tasks += 1
-
-    def mask(self, task: int) -> Masks:
-        """The weights that a task uses."""
-        self.check(task)
-        return Masks({name: self._mask(name, task) for name in self.bits})
-
-    def _mask(self, name: str, task: int) -> Tensor:
-        return unpack(self.bits[name][task], self.shapes[name]).to(self.devices[name])
-
-    def mixture(self, name: str, coefficients: Tensor) -> Tensor:
-        """Σ_t π_t M^t of one weight."""
-        total = torch.zeros(self.shapes[name], device=self.devices[name])
-        for task, share in enumerate(coefficients.tolist()):
-            if share:
-                total += share * self._mask(name, task)
-        return total
-
-    def sums(self, name: str, values: Tensor) -> Tensor:
-        """Σ_i values_i M^t_i for every task t."""
-        found = [values.detach()[self._mask(name, task)].double().sum().cpu() for task in range(self.tasks)]
-        return torch.stack(found)
-
-    def state(self) -> dict[str, Tensor]:
-        """A row of bits for every task, by weight."""
-        return {name: torch.stack(rows) for name, rows in self.bits.items() if rows}
-
-    def load_state(self, tensors: Mapping[str, Tensor], tasks: int) -> None:
-        """Take up what `state` gave."""
-        self.tasks = tasks
-        self.bits = {name: list(tensors[name]) if tasks else [] for name in self.shapes}

@@ -8,11 +8,13 @@ from powerprop.experiments.continual.baselines.experiments import SPLIT_MNIST as
 from powerprop.experiments.continual.long_permuted_mnist import EXPERIMENT as LONG_PERMUTED_MNIST
 from powerprop.experiments.continual.long_permuted_mnist import THREE_HUNDRED as LONG_PERMUTED_MNIST_300
 from powerprop.experiments.continual.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
+from powerprop.experiments.continual.rotated_mnist import EXPERIMENT as ROTATED_MNIST
 from powerprop.experiments.continual.split_cifar100 import EXPERIMENT as SPLIT_CIFAR100
 from powerprop.experiments.continual.split_mnist import EXPERIMENT as SPLIT_MNIST
 from powerprop.experiments.generative.experiments import GENERATIVE, GENERATIVE_NOTMNIST
 from powerprop.experiments.harness.experiment import Experiment
 from powerprop.experiments.imagenet.train import EXPERIMENT as IMAGENET
+from powerprop.experiments.inference.train import EXPERIMENT as TASK_INFERENCE
 from powerprop.experiments.oneshot.cifar import EXPERIMENT as CIFAR_ONESHOT
 from powerprop.experiments.oneshot.mnist import EXPERIMENT as MNIST_ONESHOT
 from powerprop.experiments.oneshot.optimisers import EXPERIMENT as MNIST_OPTIMISERS
@@ -28,6 +30,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "sparse-training-cifar": SPARSE_TRAINING_CIFAR,
     "permuted-mnist": PERMUTED_MNIST,
     "split-mnist": SPLIT_MNIST,
+    "rotated-mnist": ROTATED_MNIST,
     "split-cifar100": SPLIT_CIFAR100,
     "long-permuted-mnist": LONG_PERMUTED_MNIST,
     "long-permuted-mnist-300": LONG_PERMUTED_MNIST_300,
@@ -38,6 +41,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "unknown-boundaries": UNKNOWN_BOUNDARIES,
     "generative": GENERATIVE,
     "generative-notmnist": GENERATIVE_NOTMNIST,
+    "task-inference": TASK_INFERENCE,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]

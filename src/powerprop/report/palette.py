@@ -119,11 +119,15 @@ METHODS: dict[str, Look] = {
     "SupSup": Look(AZURE, "X"),
     "PackNet": Look(ORANGE, "D"),
     "EfficientPackNet": Look(GREEN, "D"),
+    "Frugal EfficientPackNet": Look(VIOLET, "D"),
     # task inference
     "exhaustive": Look(SLATE, "o"),
     "shortlist": Look(ORANGE, "s"),
     "oneshot": Look(VIOLET, "^"),
     "binary": Look(GREEN, "v"),
+    "shortlist, means per class": Look(OCHRE, "s"),
+    "oneshot-superfluous": Look(VIOLET, "<"),
+    "binary-superfluous": Look(GREEN, ">"),
 }
 """Methods by the name that readers see, without Powerpropagation."""
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.inferring import Inferring
+from powerprop.continual.packing.signature import Signatures
 from powerprop.continual.packing.subnets import Subnetworks, Weights
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress
@@ -54,6 +55,7 @@ class Packing(Inferring, ABC):
             raise ValueError(f"retrain_steps must not be negative, got {retrain_steps}")
         self.retrain_steps = self.steps // 2 if retrain_steps is None else retrain_steps
         self.nets = Subnetworks(model, self.optimizer, self.head_of, self.bound)
+        self.nets.signatures = Signatures(self.means)
         self.parts["masks"] = self.nets
         self.tolerated = 1.0
         self._chosen: Masks | None = None
@@ -96,7 +98,7 @@ class Packing(Inferring, ABC):
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """Find the sub-network, retrain it, protect it, and initialise the free weights again."""
-        before = self._full_layers()
+        before = self.full_layers()
         if self._chosen is None:
             self.prune(data, validation)
             left = self.retrain_steps - self.prune_on(data, validation, progress)
@@ -105,8 +107,8 @@ class Packing(Inferring, ABC):
                 self.model.eval()
         assert self._chosen is not None
         self._warn_if_spoiled(validation)
-        self.nets.pack(self._chosen, self._some_inputs(data), self.generator("weights"))
-        if self.open_ended and (full := self._full_layers() - before):
+        self.nets.pack(self._chosen, self._sample(data, validation), self.generator("weights"))
+        if self.open_ended and (full := self.full_layers() - before):
             text = f"{self.name}: fewer than {NEARLY_FULL:.0%} of the weights of {', '.join(sorted(full))} are free"
             warnings.warn(f"{text} for the tasks to come", stacklevel=2)
 
@@ -140,6 +142,7 @@ class Packing(Inferring, ABC):
             text = f"{self.name}: a performance of {dense:.4f} fell to {kept:.4f} in the task's sub-network"
             warnings.warn(f"{text}; it has too few weights of its own, or too few steps to retrain them", stacklevel=2)
 
-    def _full_layers(self) -> set[str]:
+    def full_layers(self, least: float = NEARLY_FULL) -> set[str]:
+        """The weights of which less than this fraction is free."""
         free = self.nets.masks.free()
-        return {name for name, mask in free.items() if count(mask) < NEARLY_FULL * mask.numel()}
+        return {name for name, mask in free.items() if count(mask) < least * mask.numel()}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from powerprop.absorb import masked
 from powerprop.continual.holding import Holder
 from powerprop.continual.objective import Model
-from powerprop.continual.packing.signature import Signatures
+from powerprop.continual.packing.signature import Sample, Signatures
 from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.continual.view import wearing
 from powerprop.mask_entries import count
@@ -70,27 +70,42 @@ class Subnetworks:
         task: how many were packed before, according to the learner.
         generator: draws free weights again that a training which diverged has left without a finite value.
         """
-        if task != self.masks.tasks:
-            text = f"{self.masks.tasks} tasks are packed, but the learner has learned {task}: packing was interrupted"
-            raise RuntimeError(f"{text}; load the learner that was saved last")
+        self._check_count(task)
         self._follow()
         free = self.masks.free()
         self._draw({n: free[n] & ~m.theta().isfinite() for n, m in self.masters.items()}, generator)
         self.optimizer.set_masks(visible, free if self.masks.tasks else None)
         self._holder.hold(self.masters, learning=self.masks.tasks)
 
+    def open_frozen(self, task: int) -> None:
+        """No weight is trained but those of the task's head; which of them are used is another's choice."""
+        self._check_count(task)
+        self._follow()
+        self._holder.hold((), learning=task)
+
+    def _check_count(self, task: int) -> None:
+        if task != self.masks.tasks:
+            text = f"{self.masks.tasks} tasks are packed, but the learner has learned {task}: packing was interrupted"
+            raise RuntimeError(f"{text}; load the learner that was saved last")
+
     def restrict(self, masks: Masks) -> None:
         """Only these weights are used, and those of them that no task has packed are trained."""
         self.optimizer.set_masks(masks, masks & self.masks.free())
 
-    def pack(self, masks: Masks, inputs: Tensor | None, generator: torch.Generator) -> None:
+    def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Protect the weights of a new task for good, and initialise again those that no task uses.
 
-        inputs: some that the task was trained on, for its signature, if it can have one.
+        sample: some inputs of the task, for its signature, if it can have one.
         """
-        self.signatures.add(inputs)
+        self.signatures.add(sample)
         self.masks.add(masks, self._strength())
         self._draw(self.masks.free(), generator)
+        self.show(self.masks.tasks - 1)
+
+    def pack_chosen(self, masks: Masks, sample: Sample | None) -> None:
+        """Keep the mask of a new task that owns no weight."""
+        self.signatures.add(sample)
+        self.masks.add_chosen(masks)
         self.show(self.masks.tasks - 1)
 
     def _draw(self, where: Mapping[str, Tensor], generator: torch.Generator) -> None:

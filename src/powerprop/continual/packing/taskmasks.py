@@ -7,6 +7,8 @@ becomes its own. Hence
     M^t_i = 1   if   owner_i = t   or   (owner_i < t and |φ_i| ≥ τ_t),
 
 and the masks of T tasks cost log2(T + 1) bits per weight and one number per task and layer, not T bits per weight.
+A task that came when no weight was free owns none and has any mask over those of others, one bit for each weight.
+
 The same structure answers for all tasks at once: how much a weight counts in the mixture Σ_t π_t M^t, or how a quantity
 of the weights sums over each M^t, depends on its cell (owner, number of τ not above |φ|) alone.
 """
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from powerprop.continual.packing.bitmasks import BitMasks
 from powerprop.masks import Masks, pack, unpack
 
 __all__ = ["TaskMasks"]
@@ -40,10 +43,14 @@ class TaskMasks:
         self.owner = {n: torch.full(w.shape, FREE, dtype=torch.int16, device=w.device) for n, w in weights.items()}
         self.strength = {n: torch.zeros(w.shape, dtype=torch.float32, device=w.device) for n, w in weights.items()}
         self.threshold: dict[str, list[float]] = {n: [] for n in weights}
+        self.chosen: list[int] = []
+        self.bits = BitMasks({n: w.shape for n, w in weights.items()})
+        self.bits.follow({n: w.device for n, w in weights.items()})
         self._cells: dict[str, Tensor] = {}
 
     def follow(self, devices: Mapping[str, torch.device]) -> None:
         """Go where the weights are."""
+        self.bits.follow(devices)
         for name, device in devices.items():
             if self.owner[name].device != device:
                 self.owner[name], self.strength[name] = self.owner[name].to(device), self.strength[name].to(device)
@@ -65,6 +72,8 @@ class TaskMasks:
         return Masks({n: self._mask(n, task) for n in self.owner})
 
     def _mask(self, name: str, task: int) -> Tensor:
+        if task in self.chosen:
+            return self.bits.unpacked(name, self.chosen.index(task))
         owner, strength, threshold = self.owner[name], self.strength[name], self.threshold[name][task]
         if owner.device.type != "cpu":
             return ((strength >= threshold) & (owner < task) & (owner != FREE)) | (owner == task)
@@ -111,6 +120,19 @@ class TaskMasks:
         self.tasks += 1
         self._cells = {}
 
+    def add_chosen(self, masks: Mapping[str, Tensor]) -> None:
+        """The mask of the next task, over weights of the tasks before it alone."""
+        if self.tasks == MAX_TASKS:
+            raise ValueError(f"there can be no more than {MAX_TASKS} tasks")
+        for name, mask in masks.items():
+            if (mask & (self.owner[name] == FREE)).any():
+                raise ValueError(f"the mask of {name!r} has weights that no task owns")
+            self.threshold[name].append(math.inf)
+        self.bits.add(masks)
+        self.chosen.append(self.tasks)
+        self.tasks += 1
+        self._cells = {}
+
     # --- all tasks at once --------------------------------------------------------------------------------------
 
     def mixture(self, name: str, coefficients: Tensor) -> Tensor:
@@ -120,7 +142,8 @@ class TaskMasks:
         pi = coefficients.double().cpu()
         table[:-1] = pi[:, None] + own.T @ (pi[:, None] * reuse)
         cells = self._cell(name)
-        return table.flatten().float().to(cells.device).index_select(0, cells).view(self.owner[name].shape)
+        found = table.flatten().float().to(cells.device).index_select(0, cells).view(self.owner[name].shape)
+        return found + self.bits.mixture(name, pi[self.chosen]) if self.chosen else found
 
     def sums(self, name: str, values: Tensor) -> Tensor:
         """Σ_i values_i M^t_i for every task t: one pass over the weight, then sums over cells."""
@@ -132,7 +155,10 @@ class TaskMasks:
         else:
             sums = torch.zeros(size * size, dtype=torch.float64, device=flat.device).index_add_(0, cells, flat)
         table = sums.cpu().view(size, size)[:-1]
-        return table.sum(1) + ((own @ table) * reuse).sum(1)
+        found = table.sum(1) + ((own @ table) * reuse).sum(1)
+        if self.chosen:
+            found[self.chosen] = self.bits.sums(name, values)
+        return found
 
     def _incidence(self, name: str) -> tuple[Tensor, Tensor]:
         """own[t, f] = 1 if f < t; reuse[t, r] = 1 if a weight above r of the sorted thresholds is above τ_t."""
@@ -154,14 +180,17 @@ class TaskMasks:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The owners as bit planes, log2(T + 1) bits per weight, and the thresholds; the strengths are |φ|."""
+        """The owners as bit planes, log2(T + 1) bits per weight, the thresholds, and the masks that were chosen; the
+        strengths are |φ|."""
         planes = {n: _planes(owner, self.tasks) for n, owner in self.owner.items()}
         threshold = {n: [None if t == math.inf else t for t in ts] for n, ts in self.threshold.items()}
-        return planes, {"tasks": self.tasks, "threshold": threshold}
+        bits = {f"chosen.{n}": rows for n, rows in self.bits.state().items()}
+        return {**planes, **bits}, {"tasks": self.tasks, "threshold": threshold, "chosen": list(self.chosen)}
 
     def load_state(self, planes: Mapping[str, Tensor], data: Mapping[str, Any], strength: Mapping[str, Tensor]) -> None:
         """Take up what `state` gave, with |φ| of every weight."""
-        self._cells, self.tasks = {}, data["tasks"]
+        self._cells, self.tasks, self.chosen = {}, data["tasks"], list(data.get("chosen", ()))
+        self.bits.load_state({n: planes[f"chosen.{n}"] for n in self.owner if self.chosen}, len(self.chosen))
         for name, owner in self.owner.items():
             self.threshold[name] = [math.inf if t is None else float(t) for t in data["threshold"][name]]
             self.owner[name] = _owner(planes[name], self.tasks, owner.shape).to(owner.device)

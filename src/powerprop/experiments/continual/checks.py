@@ -11,17 +11,20 @@ if TYPE_CHECKING:
     from powerprop.data import Images
     from powerprop.experiments.continual.config import Config
 
-METHOD_LABELS = {"efficient-packnet": "EPN", "packnet": "PackNet"}
+METHOD_LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "packnet": "PackNet"}
 """Names in tables; EPN is the paper's short form of EfficientPackNet."""
+BY_VALIDATION = ("frugal-packnet", "efficient-packnet")
+"""Methods that choose the sparsity of a task by its validation accuracy."""
 CHOICES = {
-    "stream": ("permuted", "split"),
+    "stream": ("permuted", "rotated", "split"),
     "model": ("mlp", "alexnet"),
     "search": ("linear", "binary", "taylor"),
     "distribution": ("global", "uniform"),
     "methods": tuple(METHOD_LABELS),
+    "reuse": ("all", "output"),
     "decay": ("training", "retraining"),
 }
-LEAST = {"tasks": 1, "steps": 1, "probed": 1, "probe": 1, "batch": 1, "width": 1, "clip": 0}
+LEAST = {"tasks": 1, "steps": 1, "probed": 1, "probe": 1, "batch": 1, "width": 1, "clip": 0, "pruning_steps": 1}
 INPUTS = {"mlp": ((1, 28, 28), 10), "alexnet": ((3, 32, 32), 100)}
 """The images and the number of classes that a network is made for."""
 
@@ -38,7 +41,12 @@ def check_config(config: Config) -> None:
         require(group >= 1, f"group must be at least 1, got {group}")
     for at in config.infer_at:
         require(1 <= at <= config.tasks, f"infer_at must be in 1..{config.tasks}, the tasks, got {at}")
-    require(0 < config.gamma <= 1, f"gamma must be in (0, 1], got {config.gamma}")
+    for name in ("gamma", "frugal_gamma", "share"):
+        value = getattr(config, name)
+        require(0 < value <= 1, f"{name} must be in (0, 1], got {value}")
+    asked = config.prunings * config.pruning_steps if "frugal-packnet" in config.methods else 0
+    text = f"prunings times pruning_steps must be at most {config.retrain_steps}, the retrain_steps, got {asked}"
+    require(asked <= config.retrain_steps, text)
     fits = not config.images or config.validation < config.images
     require(fits, f"validation must be below the {config.images} images, got {config.validation}")
     fits = config.model != "alexnet" or config.stream == "split"

@@ -14,7 +14,8 @@ class Config:
 
     Args:
         data: name of the data set.
-        stream: "permuted" (the pixels of every task in an order of its own) or "split" (some classes per task).
+        stream: "permuted" (the pixels of every task in an order of its own), "rotated" (the images at an angle of its
+            own) or "split" (some classes per task).
         model: "mlp" (two hidden layers, one output layer for all tasks) or "alexnet" (one output layer per task).
         tasks: how many; a split stream has the classes of the data in equal parts.
         alphas: powers; 1 is the method without Powerpropagation.
@@ -23,7 +24,15 @@ class Config:
         steps: of training per task.
         retrain_steps: after pruning.
         gamma: fraction of the dense validation accuracy that a sub-network must keep.
-        methods: "efficient-packnet", "packnet".
+        methods: "efficient-packnet" (the paper's: all weights take part, pruned at once), "frugal-packnet" (the same
+            learner, pruned gradually, with the weights of earlier tasks that `reuse` says, and masks over frozen
+            weights when a layer is full), "packnet".
+        frugal_gamma: the gamma of "frugal-packnet".
+        prunings: how often "frugal-packnet" prunes further inside the retraining steps; 0 prunes at once.
+        pruning_steps: between two of these prunings.
+        reuse: the weights of earlier tasks that take part while "frugal-packnet" trains a new one: "all" or those of
+            the "output" layer.
+        share: the largest fraction of a layer's weights that a task of "frugal-packnet" may take for itself.
         scale_lr: let the learning rate grow with α so that a weight of size `magnitude` learns equally fast:
             lr·α²|w|^(2-2/α) is the same for all α. Otherwise all have the same.
         magnitude: a typical weight.
@@ -34,7 +43,7 @@ class Config:
         batch: images per step.
         width: units of a hidden layer of the mlp.
         search: how the sparsity of a task is found: "linear", "binary" or "taylor".
-        grid: kept fractions to choose from.
+        grid: kept fractions to choose from; "frugal-packnet" goes on below the last, down to 0.05%.
         distribution: "global" ranks all weights together, "uniform" keeps the same fraction of each layer.
         images: only the last so many training images of the data are used; 0 means all.
         validation: the last so many training images of the data decide the sparsity.
@@ -57,6 +66,11 @@ class Config:
     gamma: float
     model: str = "mlp"
     methods: tuple[str, ...] = ("efficient-packnet",)
+    frugal_gamma: float = 0.96
+    prunings: int = 3
+    pruning_steps: int = 100
+    reuse: str = "output"
+    share: float = 1.0
     scale_lr: bool = True
     magnitude: float = 0.03
     decay: tuple[str, ...] = ()

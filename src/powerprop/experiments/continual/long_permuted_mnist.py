@@ -3,7 +3,9 @@
 The network and the stream are those of `permuted-mnist`; γ = 0.9 leaves room for many tasks. The paper trains and
 retrains 50,000 steps per task; the presets `cpu` about a hundredth of it, with a finer grid of fractions: in coarse
 steps of 10% a crowded network would give away weights that a task does not need. Small first weights and learning
-rates that grow with α let a task do with few weights.
+rates that grow with α let a task do with few weights, and "frugal-packnet" with far fewer: it prunes gradually inside
+the retraining steps and leaves the hidden weights of earlier tasks out while a new one is trained. "efficient-packnet"
+is the algorithm as published. A longer sequence is the same experiment with `--tasks 1000`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ PRESETS = {
     "smoke": Config(
         data="mnist", stream="permuted", tasks=7, alphas=(1.0, 1.5), lr=0.3, seeds=1, steps=4, retrain_steps=2,
         gamma=0.3, clip=1.0, width=40, search="binary", grid=FINE, images=2_000, validation=500, test=64, matrix=False,
-        groups=(1, 16), infer_at=(3,), probe=32, probed=3,
+        groups=(1, 16), infer_at=(3,), probe=32, probed=3, frugal_gamma=0.3, prunings=2, pruning_steps=1,
     ),
     "cpu": Config(
-        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25), lr=1.0, seeds=1, steps=700,
-        retrain_steps=400, gamma=0.9, decay=("retraining",), clip=1.0, spread=0.5, search="binary", grid=FINE,
-        validation=2_000, matrix=False, groups=(1, 16, 128), infer_at=(10,), probe=256,
+        data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25, 1.5), lr=1.0, seeds=1, steps=700,
+        retrain_steps=400, gamma=0.9, methods=("frugal-packnet", "efficient-packnet"), decay=("retraining",), clip=1.0,
+        spread=0.5, search="binary", grid=FINE, validation=2_000, matrix=False, groups=(1, 16, 128), infer_at=(10,),
+        probe=256,
     ),
     "paper": Config(
         data="mnist", stream="permuted", tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), lr=0.05, seeds=10,
@@ -35,8 +38,8 @@ PRESETS = {
 }  # fmt: skip
 
 LONGER = {
-    "smoke": replace(PRESETS["smoke"], alphas=(1.5,), infer_at=(2, 5)),
-    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100)),
+    "smoke": replace(PRESETS["smoke"], alphas=(1.5,), infer_at=(2, 5), methods=("frugal-packnet", "efficient-packnet")),
+    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100), methods=("frugal-packnet",)),
     "paper": PRESETS["paper"],
 }
 

@@ -19,7 +19,7 @@ GIVEN: Scenario = "task-incremental"
 INFERRED: Scenario = "class-incremental"
 
 
-NAMES = {"efficient-packnet": "EfficientPackNet", "packnet": "PackNet"}
+NAMES = {"frugal-packnet": "Frugal EfficientPackNet", "efficient-packnet": "EfficientPackNet", "packnet": "PackNet"}
 """Methods as the table of colours calls them."""
 
 

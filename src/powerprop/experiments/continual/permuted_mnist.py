@@ -15,10 +15,12 @@ PRESETS = {
     "smoke": Config(
         data="mnist", stream="permuted", tasks=3, alphas=(1.0, 1.375), lr=0.3, seeds=1, steps=8, retrain_steps=4,
         gamma=0.3, clip=1.0, width=40, search="taylor", images=2_000, validation=500, test=64, groups=(1, 16), probe=32,
+        methods=("frugal-packnet", "efficient-packnet"), prunings=2, pruning_steps=2, frugal_gamma=0.3,
     ),
     "cpu": Config(
         data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=1.0, seeds=2, steps=1_000,
         retrain_steps=500, gamma=0.99, decay=("retraining",), clip=1.0, spread=0.5, search="binary",
+        methods=("frugal-packnet", "efficient-packnet"), frugal_gamma=0.99,
     ),
     "paper": Config(
         data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from powerprop.experiments.continual.checks import BY_VALIDATION
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measured import GIVEN, INFERRED, Measured, compared, measure, summary
 from powerprop.experiments.continual.train import arms, rate
@@ -72,7 +73,19 @@ def run_note(config: Config) -> str:
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     tested = f"the first {config.test:,} test images of a task" if config.test else "all test images"
     steps = f"{config.steps:,} training and {config.retrain_steps:,} retraining steps per task"
-    return f"This run: {config.tasks} tasks, {steps} of {config.batch} images, γ = {config.gamma:g}, {seeds}, {tested}."
+    gamma = "; ".join(_method_note(config, method) for method in config.methods if method in BY_VALIDATION)
+    gamma = f" {gamma}." if gamma else ""
+    return f"This run: {config.tasks} tasks, {steps} of {config.batch} images, {seeds}, {tested}.{gamma}"
+
+
+def _method_note(config: Config, method: str) -> str:
+    """How a method was set, in the words of the table."""
+    if method == "efficient-packnet":
+        return f"EPN, the algorithm as published: γ = {config.gamma:g}, pruned at once, reusing all weights"
+    how = f"pruned at most {config.prunings} times more, {config.pruning_steps} steps apart" if config.prunings else ""
+    reused = "all weights" if config.reuse == "all" else "the output layer of earlier tasks alone"
+    capped = f", at most {config.share:.2%} of a layer for a task" if config.share < 1 else ""
+    return f"Frugal EPN: γ = {config.frugal_gamma:g}, {how or 'pruned at once'}, reusing {reused}{capped}"
 
 
 def main_table(config: Config, measured: Sequence[Measured], story: Story, diverged: int) -> Table:
@@ -97,7 +110,8 @@ def main_table(config: Config, measured: Sequence[Measured], story: Story, diver
     part = "" if config.matrix else f" {PROBED.format(config.probe, min(config.probed, config.tasks))}"
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
-        "Class-incremental: it is inferred from so many images by the default method, and must be right."
+        "Class-incremental: it is inferred from so many images by the default method, which compares them with stored "
+        "mean inputs, unlike the paper's, and must be right; other methods are below."
         f"{part}{FORGOTTEN if known else ''}{lost}"
     )
     return Table("All tasks, after the last", columns, rows, caption)

@@ -13,12 +13,14 @@ from powerprop.experiments.continual.report import Story
 PRESETS = {
     "smoke": Config(
         data="mnist", stream="split", tasks=5, alphas=(1.0, 1.375), lr=0.3, seeds=1, steps=8, retrain_steps=4,
-        gamma=0.3, methods=("efficient-packnet", "packnet"), clip=1.0, width=40, search="binary", images=2_000,
-        validation=500, test=64, groups=(1, 16), probe=32, probed=3,
+        gamma=0.3, methods=("frugal-packnet", "efficient-packnet", "packnet"), clip=1.0, width=40, search="binary",
+        images=2_000, validation=500, test=64, groups=(1, 16), probe=32, probed=3, prunings=2, pruning_steps=2,
+        frugal_gamma=0.3,
     ),
     "cpu": Config(
         data="mnist", stream="split", tasks=5, alphas=(1.0, 1.375), lr=1.0, seeds=3, steps=1_000, retrain_steps=500,
-        gamma=0.99, decay=("retraining",), clip=1.0, spread=0.5,
+        gamma=0.99, decay=("retraining",), clip=1.0, spread=0.5, methods=("frugal-packnet", "efficient-packnet"),
+        frugal_gamma=0.99,
     ),
     "paper": Config(
         data="mnist", stream="split", tasks=5, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000,

@@ -41,3 +41,17 @@ class TaskLog:
         if not self.resumed:
             self.log.rewind(*self.learner.records.get(RECORD, (0, 0)))
             self.resumed = True
+
+
+class StepCount:
+    """Steps of a task from its first on, over all phases: training, each pruning on the way, retraining."""
+
+    def __init__(self) -> None:
+        self.phase, self.step, self.before = "", 0, 0
+
+    def after(self, phase: str, step: int) -> int:
+        """How many steps of the task are done when so many of a phase are."""
+        if phase != self.phase or step <= self.step:
+            self.before = 0 if phase == "training" else self.before + self.step
+        self.phase, self.step = phase, step
+        return self.before + step

@@ -17,10 +17,11 @@ from torch.optim import SGD, Optimizer
 
 from powerprop import data, models
 from powerprop.continual import Classification, EfficientPackNet, PackNet, Strategy, learn_stream
-from powerprop.experiments.continual.checks import METHOD_LABELS, check_images
+from powerprop.continual.packing.search import FINE
+from powerprop.experiments.continual.checks import BY_VALIDATION, METHOD_LABELS, check_images
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measure import Measures
-from powerprop.experiments.continual.tasklog import TaskLog
+from powerprop.experiments.continual.tasklog import StepCount, TaskLog
 from powerprop.experiments.harness.experiment import Job, Results
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.models.init import fans
@@ -65,8 +66,9 @@ def prepare(config: Config) -> None:
 
 def prepare_tasks(config: Config) -> None:
     """Find the data, and refuse settings that it does not fit, before a job runs."""
-    if "efficient-packnet" in config.methods and not config.validation:
-        raise ValueError(f"validation must be at least 1, which efficient-packnet decides by, got {config.validation}")
+    for method in config.methods:
+        if method in BY_VALIDATION and not config.validation:
+            raise ValueError(f"validation must be at least 1, which {method} decides by, got {config.validation}")
     check_images(config, load_images(config))
 
 
@@ -91,12 +93,13 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
     measures = Measures(config, learner, stream)
 
     whole = config.steps + config.retrain_steps
+    steps = StepCount()
     diverged = {}
     with MetricsLog(folder / "metrics.jsonl") as log:
         lines = TaskLog(log, learner, whole)
 
         def heard(phase: str, step: int, loss: float) -> None:
-            step += config.steps if phase == "retraining" else 0
+            step = steps.after(phase, step)
             lines.write(step, loss=loss)
             so_far = {"task": learner.current + 1, "loss": loss, **measures.latest}
             progress((learner.current + step / whole) / len(stream), so_far)
@@ -124,6 +127,8 @@ def make_stream(config: Config, images: data.Images, seed: int) -> data.Stream:
     """The tasks of a seed."""
     if config.stream == "permuted":
         return data.permuted(images, config.tasks, seed, validation=config.validation)
+    if config.stream == "rotated":
+        return data.rotated(images, config.tasks, seed, validation=config.validation)
     transform = data.to_float
     if images.shape[0] > 1:
         mean, std = data.mean_std(images.train_x)
@@ -147,13 +152,19 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     model = build(config, settings["seed"]).to(device)
     if settings["method"] == "packnet":
         return PackNet(model, optimizer, config.tasks, **options)
-    options |= {
-        "gamma": config.gamma,
-        "search": config.search,
-        "grid": config.grid,
-        "distribution": config.distribution,
-    }
+    options |= {"gamma": config.gamma, "grid": config.grid, "search": config.search}
+    options |= {"distribution": config.distribution, "when_full": "train"}
+    if settings["method"] == "frugal-packnet":
+        options |= {
+            "gamma": config.frugal_gamma, "grid": downwards(config.grid), "prunings": config.prunings,
+            "pruning_steps": config.pruning_steps, "reuse": config.reuse, "share": config.share, "when_full": "masks",
+        }  # fmt: skip
     return EfficientPackNet(model, optimizer, **options)
+
+
+def downwards(grid: tuple[float, ...]) -> tuple[float, ...]:
+    """The grid, and the smaller fractions that a frugal task may do with."""
+    return (*grid, *(kept for kept in FINE if kept < grid[-1]))
 
 
 def build(config: Config, seed: int) -> nn.Module:

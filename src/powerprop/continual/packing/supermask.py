@@ -1,0 +1,78 @@
+"""A mask over weights that are frozen: how a task is learned when no weight is free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+from torch.utils.hooks import RemovableHandle
+
+from powerprop.continual.packing.subnets import Subnetworks
+from powerprop.masks import Masks
+from powerprop.master import Master
+
+__all__ = ["Supermask", "straight_through"]
+
+BEGUN_WITH = 0.1
+"""The fraction of the frozen weights that take part before the first step."""
+RATE = 0.01
+"""Adam's learning rate of the scores, which begin evenly in an interval of length 2."""
+
+
+class Supermask:
+    """Scores s of the frozen weights θ, learned in the place of weights (Wortsman et al. 2020, *SupSup*):
+
+        w = θ ⊙ M(s),    M(s) = 1 where s > 0,    ∂L/∂s := ∂L/∂w ⊙ θ
+
+    The gradient goes straight through the choice of the mask. The scores have an Adam of their own, which does not ask
+    how large the weights of a network are; every step of the learner's optimiser is one of theirs and a new mask.
+
+    nets: from now on they hold θ ⊙ M(s), until `let_go`.
+    among: the weights to choose from; no other takes part.
+    """
+
+    def __init__(self, nets: Subnetworks, among: Masks, generator: torch.Generator) -> None:
+        self.nets, self.among = nets, among
+        self.scores = {n: self._drawn(among[n], generator) for n in nets.masters}
+        self._adam = Adam(list(self.scores.values()), lr=RATE)
+        self._wear()
+        self._handles = [straight_through(master, self.scores[n]) for n, master in nets.masters.items()]
+        self._handles.append(nets.optimizer.register_step_post_hook(self._step))
+
+    def chosen(self) -> Masks:
+        """M(s)."""
+        return Masks({n: (score.detach() > 0) & self.among[n] for n, score in self.scores.items()})
+
+    def let_go(self) -> None:
+        """Steps of the learner's optimiser are no longer steps of the scores."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _drawn(self, among: Tensor, generator: torch.Generator) -> nn.Parameter:
+        drawn = torch.empty(among.shape).uniform_(2 * BEGUN_WITH - 2, 2 * BEGUN_WITH, generator=generator)
+        return nn.Parameter(drawn.to(among.device))
+
+    def _step(self, *_: Any) -> None:
+        self._adam.step()
+        self._adam.zero_grad()
+        self._wear()
+
+    def _wear(self) -> None:
+        self.nets.optimizer.set_masks(self.chosen(), None)
+
+
+def straight_through(master: Master, score: nn.Parameter) -> RemovableHandle:
+    """Every gradient of a weight makes one of its score, ∂L/∂s := ∂L/∂w ⊙ θ, until the handle is removed.
+
+    The weight is frozen: its θ of this moment is the one that counts.
+    """
+    theta = master.theta()
+
+    def hook(weight: Tensor) -> None:
+        assert weight.grad is not None
+        score.grad = weight.grad * theta
+
+    handle: RemovableHandle = master.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return handle
