@@ -64,6 +64,11 @@ class Objective:
         """How unsure the network of a task is of each input, by which the task of an input is inferred."""
         raise TypeError(f"{type(self).__name__} cannot tell which task an input is of: say predict(x, task)")
 
+    def information(self) -> Sequence[Callable[[Model, Any, int], Tensor]]:
+        """Functions of (model, batch, task) whose squared gradients, of each input, add up to the Fisher information;
+        by default the loss, which is right where it is minus the logarithm of a likelihood."""
+        return [self.loss]
+
     def inputs(self, batch: Any) -> Tensor:
         """The inputs of a batch."""
         found = batch[0] if isinstance(batch, (tuple, list)) else batch
