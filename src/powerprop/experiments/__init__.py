@@ -15,6 +15,7 @@ from powerprop.experiments.imagenet.train import EXPERIMENT as IMAGENET
 from powerprop.experiments.oneshot.cifar import EXPERIMENT as CIFAR_ONESHOT
 from powerprop.experiments.oneshot.mnist import EXPERIMENT as MNIST_ONESHOT
 from powerprop.experiments.oneshot.optimisers import EXPERIMENT as MNIST_OPTIMISERS
+from powerprop.experiments.rl.train import EXPERIMENT as CONTINUAL_WORLD
 from powerprop.experiments.sparse.train import CIFAR as SPARSE_TRAINING_CIFAR
 from powerprop.experiments.sparse.train import EXPERIMENT as SPARSE_TRAINING
 
@@ -35,6 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "split-cifar100-strategies": SPLIT_CIFAR100_STRATEGIES,
     "powerprop-ewc": POWERPROP_EWC,
     "unknown-boundaries": UNKNOWN_BOUNDARIES,
+    "continual-world": CONTINUAL_WORLD,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]

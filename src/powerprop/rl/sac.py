@@ -95,7 +95,7 @@ class SAC:
         self.settings = settings = settings or Settings()
         self.device = torch.device(device)
         self.observations, self.actions, self.seed, self.reset_critic = observations, actions, seed, reset_critic
-        self._generators: dict[str, torch.Generator] = {}
+        self.generators: dict[str, torch.Generator] = {}
         self._task = 0
         size = {"width": settings.width, "layers": settings.layers}
         policy = Actor(observations, actions, **size, generator=self.generator("actor")).to(self.device)
@@ -112,13 +112,13 @@ class SAC:
 
     def begin(self, steps: int | None = None) -> None:
         """Begin the next task: a new replay and temperature, new critics, optimisers without memory."""
-        self._task, self._generators = self.actor.current, {}
+        self._task, self.generators = self.actor.current, {}
         if self.reset_critic:
             self._twins.reset(self.generator("critic"))
         for learner in (self.actor, self.critic):
             learner.begin(self._task, steps=steps)
         self.log_temperatures.append(torch.ones((), requires_grad=True))
-        self._temperature_adam = self._adam([self.log_temperatures[-1]])
+        self.temperature_adam = self._adam([self.log_temperatures[-1]])
         self.replay = Replay(self.observations, self.actions, self.settings.replay)
         self.new_targets()
 
@@ -190,7 +190,7 @@ class SAC:
     def _step_temperature(self, gradient: Tensor) -> None:
         most = self.settings.clip or math.inf
         self.log_temperatures[self._task].grad = gradient.clamp(-most, most)
-        self._temperature_adam.step()
+        self.temperature_adam.step()
 
     def new_targets(self) -> None:
         """Target networks as the critics are now."""
@@ -221,10 +221,10 @@ class SAC:
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers of the task in hand, which go on from call to call."""
-        if purpose not in self._generators:
+        if purpose not in self.generators:
             seed = derived_seed(self.seed, self._task, PURPOSES.index(purpose))
-            self._generators[purpose] = torch.Generator().manual_seed(seed)
-        return self._generators[purpose]
+            self.generators[purpose] = torch.Generator().manual_seed(seed)
+        return self.generators[purpose]
 
     @property
     def _twins(self) -> TwinCritic:
