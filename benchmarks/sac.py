@@ -1,7 +1,7 @@
 """Updates of soft actor-critic a second, against a straightforward one: the same networks, sizes and losses.
 
-The straightforward one has two critics one after the other, plain Adam, a loop over target weights and gradients for the
-critics in the policy's loss too. Short loops in turn, the best of many, one thread.
+The straightforward one has two critics one after the other, plain Adam, a loop over target weights, and gradients for
+the critics in the policy's loss too. Short loops in turn, the best of many, one thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 import torch
-
 from torch import nn
 
 from powerprop.continual import EfficientPackNet

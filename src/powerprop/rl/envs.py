@@ -16,7 +16,7 @@ ACTIONS = 4
 """Where the hand moves to (3) and how far the gripper closes."""
 HORIZON = 200
 REWARDS = ("v1", "v2")
-"""Meta-World's own of 2019, unbounded and of different sizes, which the paper's tasks had; and today's, from 0 to 10."""
+"""Meta-World's first ones, unbounded and of different sizes, which the paper's tasks had; and today's, 0 to 10."""
 
 HAND, OBJECT, OTHER, GOAL = slice(0, 3), slice(4, 7), slice(11, 14), slice(36, 39)
 OBSERVATIONS: dict[str, NDArray[np.int64]] = {

@@ -4,7 +4,8 @@
     L(π) = E[τ log π(a|s) - min_i Q_i(s, a)],   a, a' drawn from π
     L(τ) = -E[log τ (log π(a|s) + H)],   H the entropy of Gaussian actions with a standard deviation of target_std
 
-References: Haarnoja et al., Soft Actor-Critic, 2018; Wołczyk et al., Continual World, 2021, whose settings are the defaults.
+References: Haarnoja et al., Soft Actor-Critic, 2018; Wołczyk et al., Continual World, 2021, whose settings are the
+defaults.
 """
 
 from __future__ import annotations

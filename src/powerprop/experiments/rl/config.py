@@ -109,14 +109,14 @@ class Config:
 
 PRESETS = {
     "smoke": Config(
-        tasks=("faucet-close", "handle-press-side"), methods=("fine-tuning", "efficient-packnet"), alphas=(1.5,), seeds=1,
-        steps=210, retrain_steps=5, random_steps=50, evaluate_every=105, episodes=1, final_episodes=1, start=50,
-        updates=2, width=32, examples=64,
+        tasks=("faucet-close", "handle-press-side"), methods=("fine-tuning", "efficient-packnet"), alphas=(1.5,),
+        seeds=1, steps=210, retrain_steps=5, random_steps=50, evaluate_every=105, episodes=1, final_episodes=1,
+        start=50, updates=2, width=32, examples=64,
     ),
     "cpu": Config(
-        tasks=("faucet-close", "handle-press-side"), methods=("fine-tuning", "efficient-packnet"), alphas=(1.5,), seeds=2,
-        steps=30_000, retrain_steps=3_000, random_steps=1_000, evaluate_every=2_500, episodes=5, final_episodes=50,
-        checkpoint_every=5_000,
+        tasks=("faucet-close", "handle-press-side"), methods=("fine-tuning", "efficient-packnet"), alphas=(1.5,),
+        seeds=2, steps=30_000, retrain_steps=3_000, random_steps=1_000, evaluate_every=2_500, episodes=5,
+        final_episodes=50, checkpoint_every=5_000,
     ),
     "paper": Config(
         tasks=CONTINUAL_WORLD, methods=METHODS, alphas=(1.375, 1.5), seeds=20, steps=1_000_000, retrain_steps=100_000,

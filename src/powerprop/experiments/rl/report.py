@@ -54,17 +54,17 @@ def findings(config: Config, measured: Sequence[Measured], out: Path) -> Finding
 
 
 INTRO = (
-    "One network learns tasks of a simulated robot arm (Meta-World) by soft actor-critic, one after the other, and never "
-    "sees an earlier task again. Actor and critics are learners of the library's strategies; nothing is written anew for "
-    "reinforcement learning."
+    "One network learns tasks of a simulated robot arm (Meta-World) by soft actor-critic, one after the other, and "
+    "never acts in an earlier task again. Actor and critics are learners of the library's strategies; nothing is "
+    "written anew for reinforcement learning."
 )
 PAPER = (
     "Table 4 and the hyper-parameters of appendix D: six tasks of a million steps in Meta-World's version of 2019. Its "
     "numbers stand beside ours for orientation; today's tasks, their rewards and this run's length are others."
 )
 INTERVALS = (
-    "Success: the task is solved at any step of an episode of 200. In brackets: 90% bootstrap confidence intervals over "
-    "seeds, which mean little with two or three of them."
+    "Success: the task is solved at any step of an episode of 200. In brackets: 90% bootstrap confidence intervals "
+    "over seeds, which mean little with two or three of them."
 )
 WAY = "Mean over seeds with a band of one standard deviation; dashed lines are changes of task."
 CLIPS = "The first seed, the most likely actions, up to half a second after success."
@@ -74,8 +74,8 @@ def run_note(config: Config) -> str:
     """What this run did."""
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     return (
-        f"This run: {' → '.join(config.tasks)}, {config.steps:,} steps each, {config.retrain_steps:,} updates of retraining "
-        f"where a method prunes, {seeds}, rewards {config.reward}, observations {config.observation!r}, "
+        f"This run: {' → '.join(config.tasks)}, {config.steps:,} steps each, {config.retrain_steps:,} updates of "
+        f"retraining where a method prunes, {seeds}, rewards {config.reward}, observations {config.observation!r}, "
         f"{config.final_episodes} episodes per number, the same for every method."
     )
 
@@ -83,8 +83,8 @@ def run_note(config: Config) -> str:
 def main_table(config: Config, measured: Sequence[Measured]) -> Table:
     """One row per method, the paper's values beside ours."""
     columns: list[str | Column] = [
-        "", "average success", "forgetting", "largest change of an action", Column("weights used", None, 0, percent=True),
-        Column("paper: success", paper=True), Column("paper: forgetting", paper=True),
+        "", "average success", "forgetting", "largest change of an action",
+        Column("weights used", None, 0, percent=True), Column("paper: success", paper=True), Column("paper: forgetting", paper=True),
     ]  # fmt: skip
     rows = []
     for m in measured:
@@ -93,8 +93,8 @@ def main_table(config: Config, measured: Sequence[Measured]) -> Table:
         rows.append([m.arm.label, str(m.success()), str(m.forgetting()), f"{moved:.3g}", used, *printed])
     caption = (
         "Average success over all tasks at the very end. Forgetting: success at the end of a task's training, before "
-        "pruning, minus that at the very end, averaged over tasks. Change of an action: between the end of its task and "
-        "the very end, on observations of all tasks but the last; 0 means bit-identical."
+        "pruning, minus that at the very end, averaged over tasks. Change of an action: between the end of its task "
+        "and the very end, on observations of all tasks but the last; 0 means bit-identical."
     )
     return Table("All methods", columns, rows, caption)
 

@@ -1,7 +1,7 @@
 """Continual World: a robot arm learns one task after the other with the same network (paper, table 4).
 
-Every task is learned by soft actor-critic, then pruned and retrained where the method does so. Success is measured on the
-way, at the end of each task's training before pruning, after it, and on all tasks at the very end.
+Every task is learned by soft actor-critic, then pruned and retrained where the method does so. Success is measured on
+the way, at the end of each task's training before pruning, after it, and on all tasks at the very end.
 """
 
 from __future__ import annotations
