@@ -6,6 +6,7 @@ import io
 import json
 import math
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_twin_critics_are_two_networks() -> None:
     generator = torch.Generator().manual_seed(0)
     twins = TwinCritic(3, 2, width=8, layers=2, generator=generator)
     x, a = torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)
-    both = twins(x, a, 0)
+    both = twins(torch.cat([x, a], 1), 0)
     for i in range(2):
         h = torch.cat([x, a], 1) @ twins.first.weight[i] + twins.first.bias[i]
         h = torch.tanh(F.layer_norm(h, (8,)) * twins.norm.weight[i] + twins.norm.bias[i])
@@ -127,8 +128,8 @@ class Constant(nn.Module):
 
 
 class TwoValues(Constant):
-    def forward(self, x: Tensor, a: Tensor, task: int = 0) -> Tensor:
-        return self.values[:, None] + a.sum(1)
+    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+        return self.values[:, None] + x[:, 3:].sum(1)
 
 
 def test_targets_and_losses_by_hand() -> None:
@@ -142,7 +143,7 @@ def test_targets_and_losses_by_hand() -> None:
     def policy(x: Tensor) -> Tensor:
         return torch.tensor([mean, mean, log_std, log_std]).expand(len(x), 4)
 
-    agent.actor.viewing = lambda task: __import__("contextlib").nullcontext(policy)  # type: ignore[method-assign]
+    agent.actor.viewing = lambda task: nullcontext(policy)  # type: ignore[method-assign]
     batch = Transitions(torch.zeros(2, 3), torch.tensor([[0.1, 0.2], [0.3, 0.4]]), torch.tensor([1.0, 2.0]),
                         torch.zeros(2, 3), torch.tensor([0.0, 1.0]))  # fmt: skip
     likelihood = 2 * (-log_std - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(mean) ** 2))
@@ -152,7 +153,7 @@ def test_targets_and_losses_by_hand() -> None:
     q = [[5.0 + 0.3, 5.0 + 0.7], [6.0 + 0.3, 6.0 + 0.7]]
     expected = sum(0.5 * np.mean([(q[i][n] - y[n]) ** 2 for n in range(2)]) for i in range(2))
     assert agent.critic_loss(TwoValues(5.0, 6.0), batch, 0).item() == pytest.approx(expected, rel=1e-5)
-    agent.critic.viewing = lambda task: __import__("contextlib").nullcontext(TwoValues(5.0, 6.0))  # type: ignore[method-assign]
+    agent.critic.viewing = lambda task: nullcontext(TwoValues(5.0, 6.0))  # type: ignore[method-assign]
     expected = 0.5 * likelihood - (5.0 + 2 * math.tanh(mean))
     assert agent.actor_loss(policy, batch, 0).item() == pytest.approx(expected, rel=1e-5)
 
@@ -184,7 +185,7 @@ def test_the_fisher_information_of_a_policy_is_that_of_drawn_actions() -> None:
     model = nn.Linear(2, 4)
     x = torch.randn(6, 2, generator=generator)
     found = diagonal_fisher(model, [(x,)], Policy(lambda model, batch, task: torch.zeros(()), 2))
-    mean, log_std = model(x).detach().chunk(2, 1)
+    _, log_std = model(x).detach().chunk(2, 1)
     squares = torch.cat([torch.exp(-2 * log_std), torch.full_like(log_std, 2.0)], 1)  # E[(∂ log p / ∂output)²]
     assert torch.allclose(found["bias"], squares.mean(0), atol=1e-5)
     assert torch.allclose(found["weight"], (squares[:, :, None] * x[:, None].square()).mean(0), atol=1e-5)

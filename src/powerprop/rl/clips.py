@@ -19,7 +19,7 @@ from powerprop.rl.sac import SAC
 
 __all__ = ["RenderingError", "clip", "drawing", "write_gif"]
 
-WIDTH, HEIGHT = 200, 150
+WIDTH, HEIGHT = 160, 120
 CAMERA = "corner3"
 EVERY = 4
 """Steps between two frames."""
@@ -37,7 +37,8 @@ class RenderingError(RuntimeError):
 def clip(agent: SAC, environment: MetaWorld, task: int, seed: int) -> list[Frame]:
     """The frames of one episode of the policy of a task, its most likely actions, up to half a second after success."""
     observation, _ = environment.reset(seed=seed)
-    frames, after, cut = [], 0, False
+    frames: list[Frame] = []
+    after, cut = 0, False
     with drawing(environment) as draw:
         while not cut and after <= 40:
             if len(frames) * EVERY <= environment.steps:

@@ -33,8 +33,8 @@ class Actor(nn.Module):
         self.rest = nn.ModuleList(nn.Linear(width, width) for _ in range(layers - 1))
         self.heads = Heads(width, 2 * actions, 0)
         for layer in (self.first, *self.rest):
-            _glorot_(layer.weight, *layer.weight.shape, generator)
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            _glorot_(layer.weight, generator)
+            nn.init.zeros_(layer.bias)
         self.heads.add(generator)
 
     def forward(self, observation: Tensor, task: int) -> Tensor:
@@ -86,7 +86,7 @@ class TwinHeads(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Q₁ and Q₂ of observations and actions, (2, rows): each has its own weights, both are one batched product.
+    """Q₁ and Q₂ of observations with actions beside them, (2, rows): each has its own weights, both are one batched product.
 
     A task has a head of its own, though the networks begin anew with every task unless they are protected: a critic
     that rehearses, or keeps sub-networks, must tell tasks apart.
@@ -103,9 +103,8 @@ class TwinCritic(nn.Module):
         self.heads.add(generator)
         self.reset(generator)
 
-    def forward(self, observation: Tensor, action: Tensor, task: int) -> Tensor:
-        x = torch.cat([observation, action], -1).expand(TWINS, -1, -1)
-        x = torch.tanh(self.norm(self.first(x)))
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        x = torch.tanh(self.norm(self.first(x.expand(TWINS, -1, -1))))
         for layer in self.rest:
             x = F.leaky_relu(layer(x), SLOPE)
         return self.heads(x, task).squeeze(-1)  # type: ignore[no-any-return]
@@ -121,12 +120,12 @@ class TwinCritic(nn.Module):
 
 
 def _reset(layer: TwinLinear, generator: torch.Generator) -> None:
-    _glorot_(layer.weight, *layer.weight.shape[1:], generator)
+    _glorot_(layer.weight, generator)
     nn.init.zeros_(layer.bias)
 
 
 @torch.no_grad()
-def _glorot_(weight: Tensor, fan_in: int, fan_out: int, generator: torch.Generator) -> None:
+def _glorot_(weight: Tensor, generator: torch.Generator) -> None:
     """Uniform Glorot, Keras's own; drawn on the CPU, so that weights are the same everywhere."""
-    limit = math.sqrt(6 / (fan_in + fan_out))
+    limit = math.sqrt(6 / sum(weight.shape[-2:]))
     weight.copy_(torch.empty(weight.shape).uniform_(-limit, limit, generator=generator))

@@ -1,4 +1,4 @@
-"""Gaussian policies squashed into [-1, 1], and what protecting one needs to know of it."""
+"""Gaussian policies squashed into [-1, 1], and what protecting actors and critics needs to know of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from powerprop.continual.objective import Model, Objective
 
-__all__ = ["Policy", "gaussian", "squashed"]
+__all__ = ["Policy", "Values", "gaussian", "squashed"]
 
 LOG_STD = (-20.0, 2.0)
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -63,6 +63,35 @@ class Policy(Objective):
 
     def options(self) -> dict[str, Any] | None:
         return None
+
+
+class Values(Objective):
+    """What critics learn: the loss is soft actor-critic's; as means of Gaussians their Fisher information is E Σ (∂Q_i)².
+
+    critic_loss: of (critics, transitions, task).
+    """
+
+    def __init__(self, critic_loss: Callable[[Model, Any, int], Tensor]) -> None:
+        self.critic_loss = critic_loss
+
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:
+        return self.critic_loss(model, batch, task)
+
+    def information(self) -> Sequence[Callable[[Model, Any, int], Tensor]]:
+        """Both values."""
+        return [partial(_value, self, critic) for critic in range(2)]
+
+    def inputs(self, batch: Any) -> Tensor:
+        """Observations with actions beside them."""
+        return torch.cat([batch[0], batch[1]], 1)
+
+    def options(self) -> dict[str, Any] | None:
+        return None
+
+
+def _value(values: Values, critic: int, model: Model, batch: Any, task: int) -> Tensor:
+    found: Tensor = model(values.inputs(batch))[critic]
+    return found.mean()
 
 
 def _term(policy: Policy, k: int, of_mean: bool, model: Model, batch: Any, task: int) -> Tensor:

@@ -67,7 +67,7 @@ class Replay:
         return self._apart(self.rows[: len(self)])
 
     def _apart(self, rows: Tensor) -> Transitions:
-        observation, action, reward, following, ended = rows.split(self.parts, 1)
+        observation, action, reward, following, ended = torch.split(rows, self.parts, 1)
         return Transitions(observation, action, reward[:, 0], following, ended[:, 0])
 
     def state(self) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from powerprop.continual.source import to_device
 from powerprop.continual.strategy import Naive, Strategy
 from powerprop.continual.task import derived_seed
 from powerprop.rl.networks import Actor, TwinCritic
-from powerprop.rl.policy import Policy, squashed
+from powerprop.rl.policy import Policy, Values, squashed
 from powerprop.rl.replay import Replay, Transitions
 
 __all__ = ["SAC", "Settings"]
@@ -105,7 +105,7 @@ class SAC:
             "heads": "heads", "batch_size": settings.batch, "clip": settings.clip or None, "seed": seed,
         }  # fmt: skip
         self.actor = actor(policy, self._adam, objective=Policy(self.actor_loss, actions), **shared)
-        self.critic = critic(twins, self._adam, objective=self.critic_loss, **shared)
+        self.critic = critic(twins, self._adam, objective=Values(self.critic_loss), **shared)
         self.target_entropy = actions * math.log(settings.target_std * math.sqrt(2 * math.pi * math.e))
         self.log_temperatures: list[Tensor] = []
 
@@ -146,8 +146,8 @@ class SAC:
         heard: called with the number of retraining steps done.
         """
         packing = [learner for learner in (self.actor, self.critic) if isinstance(learner, Packing)]
-        for learner in packing:
-            learner.prune()
+        for each in packing:
+            each.prune()
         if self.critic in packing:
             self.new_targets()
         for done in range(1, self.settings.retrain_steps + 1 if packing else 1):
@@ -161,15 +161,17 @@ class SAC:
     def critic_loss(self, critic: Model, batch: Any, task: int) -> Tensor:
         """Σ_i ½ E[(Q_i(s, a) - y)²]."""
         batch = Transitions(*batch)
-        difference = critic(batch.observation, batch.action) - self.backup(batch, task)
-        return 0.5 * difference.square().mean(1).sum()
+        values: Tensor = critic(torch.cat([batch.observation, batch.action], 1))
+        return 0.5 * (values - self.backup(batch, task)).square().mean(1).sum()
 
     @torch.no_grad()
     def backup(self, batch: Transitions, task: int) -> Tensor:
         """y = r + γ (1 - ended) (min Q̄(s', a') - τ log π(a'|s'))."""
         with self.actor.viewing(task) as policy:
             action, log_likelihood = squashed(policy(batch.following), self._noise(batch))
-        value = self.target(batch.following, action, task).amin(0) - self.temperature(task) * log_likelihood
+        value = (
+            self.target(torch.cat([batch.following, action], 1), task).amin(0) - self.temperature(task) * log_likelihood
+        )
         return torch.addcmul(batch.reward, 1 - batch.ended, value, value=self.settings.discount)
 
     def actor_loss(self, policy: Model, batch: Any, task: int) -> Tensor:
@@ -181,7 +183,7 @@ class SAC:
         # A critic that knows the task in hand alone is asked about the observations of others too (A-GEM).
         asked = self._task if isinstance(self.critic, Naive) else task
         with _held(self._twins), self.critic.viewing(asked) as critic:
-            value = critic(batch.observation, action).amin(0)
+            value = critic(torch.cat([batch.observation, action], 1)).amin(0)
         return (self.temperature(task) * log_likelihood - value).mean(), log_likelihood
 
     def temperature(self, task: int) -> Tensor:
@@ -196,7 +198,8 @@ class SAC:
     def new_targets(self) -> None:
         """Target networks as the critics are now."""
         self.target = copy.deepcopy(self._twins).requires_grad_(False)
-        self._targets, self._sources = (list(each.parameters()) for each in (self.target, self._twins))
+        self._targets: list[Tensor] = list(self.target.parameters())
+        self._sources: list[Tensor] = list(self._twins.parameters())
 
     # --- acting -------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """An agent on the disk: exactly at the boundary of two tasks, nearly so inside of one.
 
 At a boundary nothing but the learners and what was measured is left: replay, temperature, target networks, optimisers
-and environment are new with every task. A run that goes on from there is the same to the bit. Inside of a task all of these
-are saved too, and only the episode at hand is lost: it begins anew, from another seed, so that the run is another one
-that is as good.
+and environment are new with every task. A run that goes on from there is the same to the bit. Inside of a task all of
+these are saved too but the environment: the episode at hand begins anew, from another seed, so that the run is another
+one that is as good.
 """
 
 from __future__ import annotations
