@@ -30,6 +30,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sparsify.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/infer.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sac.py
 	$(BIN)/python benchmarks/export.py
 
 chaos: $(READY)  ## kills, full disks, damaged files, two processes on one folder: does the same command always go on?

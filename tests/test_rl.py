@@ -191,6 +191,16 @@ def test_the_fisher_information_of_a_policy_is_that_of_drawn_actions() -> None:
     assert torch.allclose(found["weight"], (squares[:, :, None] * x[:, None].square()).mean(0), atol=1e-5)
 
 
+def test_it_learns() -> None:
+    agent = toy_agent(settings=Settings(
+        width=32, layers=2, batch=64, lr=4e-3, clip=1.0, start=100, random_steps=200, train_every=10, updates=10,
+        target_std=0.3,
+    ))  # fmt: skip
+    agent.begin()
+    interact(agent, Toy(0.5), 1000, seed=0)
+    assert success_rate(agent, Toy(0.5), 0, 10, seed=3) >= 0.8  # 0.3 after 500 steps
+
+
 # --- methods ------------------------------------------------------------------------------------------------------
 
 TINY = replace(PRESETS["smoke"], steps=60, width=16, layers=2, memory=20, batch=16, start=20, random_steps=20,
@@ -336,24 +346,31 @@ def test_bad_settings(change: dict[str, Any], message: str) -> None:
 # --- Meta-World ---------------------------------------------------------------------------------------------------
 
 
+def scripted(environment: MetaWorld, policy: Any, seed: int) -> bool:
+    """Whether an episode of one of Meta-World's own policies succeeds."""
+    observation, cut = environment.reset(seed=seed)[0], False
+    while not cut:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of constants in Meta-World's own policies
+            action = np.clip(policy.get_action(observation.astype(np.float64)), -1, 1)
+        observation, reward, ended, cut, info = environment.step(action)
+        assert 0 <= reward <= 10
+        assert not ended
+        if info["success"]:
+            return True
+    assert environment.steps == 200
+    return False
+
+
 @metaworld
 @pytest.mark.parametrize("name", CONTINUAL_WORLD)
 def test_scripted_policies_succeed(name: str) -> None:
     from metaworld.policies import ENV_POLICY_MAP
 
     environment, policy = MetaWorld(name), ENV_POLICY_MAP[f"{name}-v3"]()
-    observation, _ = environment.reset(seed=0)
-    first, cut, won, rewards = observation, False, False, []
-    assert observation.shape == (39,)
-    while not (cut or won):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of constants in Meta-World's own policies
-            action = np.clip(policy.get_action(observation.astype(np.float64)), -1, 1)
-        observation, reward, ended, cut, info = environment.step(action)
-        won, rewards = bool(info["success"]), [*rewards, reward]
-        assert not ended
-    assert won
-    assert 0 <= min(rewards) <= max(rewards) <= 10
+    first, _ = environment.reset(seed=0)
+    assert first.shape == (39,)
+    assert any(scripted(environment, policy, seed) for seed in range(3))  # they do not always succeed
     again, _ = environment.reset(seed=0)
     assert np.array_equal(first, again)
     short = MetaWorld(f"{name}-v3", "v1", "short")

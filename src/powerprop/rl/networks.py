@@ -86,7 +86,7 @@ class TwinHeads(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Q₁ and Q₂ of observations with actions beside them, (2, rows): each has its own weights, both are one batched product.
+    """Q₁ and Q₂ of observations with actions beside them, (2, rows): own weights, one batched product.
 
     A task has a head of its own, though the networks begin anew with every task unless they are protected: a critic
     that rehearses, or keeps sub-networks, must tell tasks apart.

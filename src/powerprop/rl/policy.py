@@ -66,7 +66,7 @@ class Policy(Objective):
 
 
 class Values(Objective):
-    """What critics learn: the loss is soft actor-critic's; as means of Gaussians their Fisher information is E Σ (∂Q_i)².
+    """What critics learn: the loss is soft actor-critic's. As means of Gaussians they have the information E Σ (∂Q_i)².
 
     critic_loss: of (critics, transitions, task).
     """
