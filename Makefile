@@ -28,6 +28,7 @@ lint: $(READY)
 
 bench: $(READY)  ## every ratio against what one would use instead, and the page docs/results/benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/page.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sac.py
 	$(BIN)/python benchmarks/export.py
 
 bench-quick: $(READY)  ## a few of these ratios against committed bounds, in under three minutes

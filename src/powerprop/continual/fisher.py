@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -36,14 +37,15 @@ def diagonal_fisher(
 
     labels: "sampled", one label drawn for every input from the network's answer; "expected", the exact mean over all
         classes, at as many times the cost; "predicted", the likeliest label; "empirical", the label in the data.
-        Objectives other than classification have no labels: of them it is the square of the gradient of their loss.
+        Objectives other than classification have no labels: of them it is the square of the gradient of their loss,
+        or of what they say themselves (`Objective.information`).
     model: the module as the task sees it; by default itself.
     generator: draws labels, on the CPU.
     """
     check_labels(labels)
     seen = module if model is None else model
     if labels == "empirical" or not isinstance(objective, Classification):
-        return mean_over_inputs(module, lambda batch: objective.loss(seen, batch, task), batches, torch.square)
+        return _information(module, batches, objective, task, seen)
     labelled = _labelled(batches, objective, seen, labels, generator)
     return mean_over_inputs(module, lambda batch: _surprise(objective, seen, *batch), labelled, torch.square)
 
@@ -64,6 +66,23 @@ def sensitivity(
         return squares.mean() if mean else squares.sum()
 
     return mean_over_inputs(module, length, batches, torch.abs)
+
+
+def _information(
+    module: nn.Module, batches: Iterable[Any], objective: Objective, task: int, model: Model
+) -> dict[str, Tensor]:
+    """The sum over the functions of an objective's own; they all see the same data."""
+    terms = objective.information()
+    batches = batches if len(terms) == 1 else list(batches)
+    total: dict[str, Tensor] = {}
+    for term in terms:
+        found = mean_over_inputs(module, partial(_of_batch, term, model, task), batches, torch.square)
+        total |= {name: total[name] + each if name in total else each for name, each in found.items()}
+    return total
+
+
+def _of_batch(term: Callable[[Model, Any, int], Tensor], model: Model, task: int, batch: Any) -> Tensor:
+    return term(model, batch, task)
 
 
 def _surprise(objective: Objective, model: Model, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

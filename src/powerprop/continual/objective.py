@@ -72,6 +72,11 @@ class Objective:
         """What outputs that stand for nothing say about each input: they are low where it is of the network's task."""
         raise TypeError(f"{type(self).__name__} has no superfluous outputs to tell a task by: use another method")
 
+    def information(self) -> Sequence[Callable[[Model, Any, int], Tensor]]:
+        """Functions of (model, batch, task) whose squared gradients, of each input, add up to the Fisher information;
+        by default the loss, which is right where it is minus the logarithm of a likelihood."""
+        return [self.loss]
+
     def inputs(self, batch: Any) -> Tensor:
         """The inputs of a batch."""
         found = batch[0] if isinstance(batch, (tuple, list)) else batch

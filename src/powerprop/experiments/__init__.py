@@ -18,6 +18,7 @@ from powerprop.experiments.inference.train import EXPERIMENT as TASK_INFERENCE
 from powerprop.experiments.oneshot.cifar import EXPERIMENT as CIFAR_ONESHOT
 from powerprop.experiments.oneshot.mnist import EXPERIMENT as MNIST_ONESHOT
 from powerprop.experiments.oneshot.optimisers import EXPERIMENT as MNIST_OPTIMISERS
+from powerprop.experiments.rl.train import EXPERIMENT as CONTINUAL_WORLD
 from powerprop.experiments.sparse.train import CIFAR as SPARSE_TRAINING_CIFAR
 from powerprop.experiments.sparse.train import EXPERIMENT as SPARSE_TRAINING
 
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "generative": GENERATIVE,
     "generative-notmnist": GENERATIVE_NOTMNIST,
     "task-inference": TASK_INFERENCE,
+    "continual-world": CONTINUAL_WORLD,
 }
 
 __all__ = ["EXPERIMENTS", "Experiment"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Image:
-    """An SVG file, what it shows (for those who do not see it), a caption; ``wide`` takes the width of the page."""
+    """An SVG file or a GIF clip, what it shows (for those who do not see it), a caption; ``wide`` takes the width of
+    the page."""
 
     path: Path
     alt: str

@@ -158,13 +158,15 @@ def _tile(stat: Stat) -> str:
 def _figure(image: Image) -> str:
     """The picture inside the page; on a narrow screen a wide one scrolls, so that its letters can be read."""
     content = Path(image.path).read_bytes()
-    if b"<svg" not in content[:1000]:
-        raise ValueError(f"only SVG pictures can be embedded, got {str(image.path)!r}")
-    source = "data:image/svg+xml;base64," + base64.b64encode(content).decode()
+    kinds = {"svg+xml": b"<svg" in content[:1000], "gif": content.startswith(b"GIF8")}
+    kind = next((name for name, fits in kinds.items() if fits), None)
+    if kind is None:
+        raise ValueError(f"only SVG pictures and GIF clips can be embedded, got {str(image.path)!r}")
+    source = f"data:image/{kind};base64," + base64.b64encode(content).decode()
     alt = html.escape(image.alt, quote=True)
     caption = f"<figcaption>{_inline(image.caption)}</figcaption>" if image.caption else ""
-    kind, scrolls = (' class="wide"', ' tabindex="0"') if image.wide else ("", "")
-    return f'<figure{kind}><div class="scroll"{scrolls}><img src="{source}" alt="{alt}"></div>{caption}</figure>\n'
+    style, scrolls = (' class="wide"', ' tabindex="0"') if image.wide else ("", "")
+    return f'<figure{style}><div class="scroll"{scrolls}><img src="{source}" alt="{alt}"></div>{caption}</figure>\n'
 
 
 def _contents(contents: Contents) -> str:

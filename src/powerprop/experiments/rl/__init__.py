@@ -1,0 +1,1 @@
+"""Robot tasks one after another: the paper's table of continual reinforcement learning."""
