@@ -171,7 +171,9 @@ def test_without_stored_means() -> None:
     x = toy_task(1).test().x
     with pytest.raises(NoMeansError, match="'shortlist' compares inputs with stored mean .*means='none'.*'exhaustive'"):
         ours.predict(x)
-    with pytest.raises(NoMeansError, match="no stored mean input and deviation: the learner was made with means='none'"):
+    with pytest.raises(
+        NoMeansError, match="no stored mean input and deviation: the learner was made with means='none'"
+    ):
         ours.predict(x, method="exhaustive", unknown=0.05)
     assert (ours.predict(x, method="exhaustive", group=64).task == 1).all()
     kept = [name for name in ours.nets.signatures.state() if name != "signature.sizes"]
