@@ -1,5 +1,6 @@
 """Every Python example in the README and the docs runs as it stands, those of a page one after the other."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -35,3 +36,15 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_results_of_methods_are_those_of_the_run() -> None:
+    """The last column of the table of continual-learning methods, against the summary of the run."""
+    summary = json.loads((ROOT / "docs/results/split-mnist-strategies/summary.json").read_text())
+    found = {row["strategy"]: row["accuracy"] for row in summary["rows"] if row["alpha"] == 1}
+    text = (ROOT / "docs/methods/README.md").read_text().partition("## Continual-learning methods")[2]
+    shown = dict(re.findall(r"^\| \[?`(\w+)`.*\| ([^|]*) \|$", text, re.M))
+    assert set(shown) == set(found)
+    for name, values in shown.items():
+        means = (found[name].get(f"{kind}-incremental") for kind in ("task", "domain", "class"))
+        assert values == ", ".join("–" if mean is None else f"{100 * mean['mean']:.1f}" for mean in means), name
