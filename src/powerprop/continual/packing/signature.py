@@ -76,7 +76,10 @@ class Signatures:
         labels = sample.labels if self.kind == "class" and sample.labels is not None else torch.zeros(len(x))
         _, place = torch.unique(labels.to(x.device), return_inverse=True)
         counts = place.bincount()
-        means = torch.zeros(len(counts), x.shape[1], device=x.device).index_add_(0, place, x) / counts[:, None]
+        means = (
+            torch.zeros(len(counts), x.shape[1], dtype=torch.float32, device=x.device).index_add_(0, place, x)
+            / counts[:, None]
+        )
         variance, size = (x - means[place]).square().mean(0).cpu(), x.shape[1]
         known = self.sizes.count(size)
         pooled = self.variance[size].lerp(variance, 1 / (known + 1)) if known else variance
@@ -104,7 +107,7 @@ class Signatures:
         values = _rows(x).cpu()
         size = values.shape[1]
         if size not in self.means:
-            return torch.zeros(len(groups), len(self.sizes))
+            return torch.zeros(len(groups), len(self.sizes), dtype=torch.float32)
         if self.kind == "task":
             values = torch.stack([part.mean(0) for part in torch.split(values, groups)])
         found = self._nearest(values, size)
@@ -119,7 +122,7 @@ class Signatures:
             why = "was made with means='none'" if self.kind == "none" else "could not take that of its inputs"
             raise NoMeansError(f"task {task} has no stored mean input and deviation: the learner {why}")
         if values.shape[1] != size:
-            return torch.full((len(values),), torch.inf)
+            return torch.full((len(values),), torch.inf, dtype=torch.float32)
         own = self.means[size][torch.tensor(self.rows[size]) == task]
         return _squares(values, own, self.own[task]).amin(1)
 
@@ -128,7 +131,7 @@ class Signatures:
 
         Groups are judged together, by the mean of their distances: of known inputs it exceeds the limit less often.
         """
-        excess = torch.zeros(len(x))
+        excess = torch.zeros(len(x), dtype=torch.float32)
         for task in sorted(set(tasks.tolist())):
             rows = tasks == task
             excess[rows] = self.within(x[rows.to(x.device)], task).sub(self.limit(task, rate))
