@@ -95,7 +95,7 @@ class Signatures:
 
     def limit(self, task: int, rate: float) -> float:
         """The distance to a task's own means that this fraction of its held-back inputs exceeds."""
-        return float(np.interp(rate, RATES, self.quantiles[task].numpy())) if task in self.quantiles else 0.0
+        return float(np.interp(rate, RATES, self.quantiles[task].numpy()))
 
     # --- distances ----------------------------------------------------------------------------------------------
 
@@ -126,17 +126,20 @@ class Signatures:
         own = self.means[size][torch.tensor(self.rows[size]) == task]
         return _squares(values, own, self.own[task]).amin(1)
 
-    def unknown(self, x: Tensor, tasks: Tensor, rate: float, groups: list[int]) -> Tensor:
-        """Which inputs are farther from their task than all but a fraction of those that were held back of it.
+    def unknown(self, x: Tensor, rate: float, groups: list[int]) -> Tensor:
+        """Which inputs are, from every task, farther than all but a fraction of those that were held back of it.
 
-        Groups are judged together, by the mean of their distances: of known inputs it exceeds the limit less often.
+        Which task they are taken for does not matter, since that may be wrong. Groups are judged together, by the mean
+        of their distances: of known inputs it exceeds a limit less often.
         """
-        excess = torch.zeros(len(x), dtype=torch.float32)
-        for task in sorted(set(tasks.tolist())):
-            rows = tasks == task
-            excess[rows] = self.within(x[rows.to(x.device)], task).sub(self.limit(task, rate))
-        means = torch.stack([part.mean() for part in torch.split(excess, groups)])
-        return (means > 0).repeat_interleave(torch.tensor(groups))
+        if not self.quantiles:
+            self.within(x[:1], 0)  # an error that says why
+        least = torch.full((len(groups),), torch.inf, dtype=torch.float32)
+        for task in self.quantiles:
+            parts = torch.split(self.within(x, task), groups)
+            excess = torch.stack([part.mean() for part in parts]).sub(self.limit(task, rate))
+            least = torch.minimum(least, excess)
+        return (least > 0).repeat_interleave(torch.tensor(groups))
 
     def _nearest(self, values: Tensor, size: int) -> Tensor:
         """(rows, tasks): the distance to the nearest mean of every task."""
