@@ -119,7 +119,7 @@ def test_packnet_needs_a_weight_per_task_in_every_layer() -> None:
 
 
 def test_a_network_that_is_nearly_full_says_so_once() -> None:
-    ours = learner(grid=(0.995,), gamma=0.1, steps=2, distribution="uniform")
+    ours = learner(grid=(0.995,), gamma=0.1, steps=2, distribution="uniform", when_full="train")
     full = r"toy 0: fewer than 1% of the weights of fc1\.weight, .* are free for the tasks to come"
     with pytest.warns(UserWarning, match=full):
         ours.learn(toy_task(0))

@@ -119,14 +119,14 @@ METHODS: dict[str, Look] = {
     "SupSup": Look(AZURE, "X"),
     "PackNet": Look(ORANGE, "D"),
     "EfficientPackNet": Look(GREEN, "D"),
-    "Frugal EfficientPackNet": Look(VIOLET, "D"),
+    "Frugal EfficientPackNet": Look(VIOLET, ">"),
     # task inference
     "exhaustive": Look(SLATE, "o"),
     "shortlist": Look(ORANGE, "s"),
     "oneshot": Look(VIOLET, "^"),
     "binary": Look(GREEN, "v"),
-    "shortlist, means per class": Look(OCHRE, "s"),
-    "oneshot-superfluous": Look(VIOLET, "<"),
+    "shortlist, means per class": Look(ORANGE, ">"),
+    "oneshot-superfluous": Look(VIOLET, "P"),
     "binary-superfluous": Look(GREEN, ">"),
 }
 """Methods by the name that readers see, without Powerpropagation."""

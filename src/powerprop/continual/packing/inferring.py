@@ -64,9 +64,9 @@ class Inferring(Strategy):
 
         method, group, candidates: how the task is inferred, see `infer`. Every input is judged by itself unless a
             group says that so many consecutive ones are of one task; None says it of all of them.
-        unknown: a rate of false alarms. Inputs (groups of them) that are farther from the stored means of the task
-            inferred than all but this fraction of its validation inputs are of task -1. Of known single inputs about
-            this fraction is flagged too, fewer in groups.
+        unknown: a rate of false alarms. Inputs (groups of them) that are, from every task, farther than all but this
+            fraction of its validation inputs are of task -1. Of known single inputs about this fraction at most is
+            flagged too, fewer in groups.
         unsure: inputs (groups of them) whose entropy exceeds this fraction of its maximum are of task -1. Far from
             all data a network is often surer than near it: `unknown` finds what this does not.
         """
@@ -78,7 +78,7 @@ class Inferring(Strategy):
         groups = group_sizes(len(x), group)
         foreign = torch.zeros(len(x), dtype=torch.bool)
         if unknown is not None:
-            foreign |= self.nets.signatures.unknown(x, tasks, unknown, groups)
+            foreign |= self.nets.signatures.unknown(x, unknown, groups)
         found = self._in_tasks(x, tasks)
         if unsure is not None:
             mean = torch.cat([part.mean().expand(len(part)) for part in torch.split(found.entropy, groups)])

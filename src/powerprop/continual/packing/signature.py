@@ -76,7 +76,10 @@ class Signatures:
         labels = sample.labels if self.kind == "class" and sample.labels is not None else torch.zeros(len(x))
         _, place = torch.unique(labels.to(x.device), return_inverse=True)
         counts = place.bincount()
-        means = torch.zeros(len(counts), x.shape[1], device=x.device).index_add_(0, place, x) / counts[:, None]
+        means = (
+            torch.zeros(len(counts), x.shape[1], dtype=torch.float32, device=x.device).index_add_(0, place, x)
+            / counts[:, None]
+        )
         variance, size = (x - means[place]).square().mean(0).cpu(), x.shape[1]
         known = self.sizes.count(size)
         pooled = self.variance[size].lerp(variance, 1 / (known + 1)) if known else variance
@@ -92,7 +95,7 @@ class Signatures:
 
     def limit(self, task: int, rate: float) -> float:
         """The distance to a task's own means that this fraction of its held-back inputs exceeds."""
-        return float(np.interp(rate, RATES, self.quantiles[task].numpy())) if task in self.quantiles else 0.0
+        return float(np.interp(rate, RATES, self.quantiles[task].numpy()))
 
     # --- distances ----------------------------------------------------------------------------------------------
 
@@ -104,7 +107,7 @@ class Signatures:
         values = _rows(x).cpu()
         size = values.shape[1]
         if size not in self.means:
-            return torch.zeros(len(groups), len(self.sizes))
+            return torch.zeros(len(groups), len(self.sizes), dtype=torch.float32)
         if self.kind == "task":
             values = torch.stack([part.mean(0) for part in torch.split(values, groups)])
         found = self._nearest(values, size)
@@ -119,21 +122,24 @@ class Signatures:
             why = "was made with means='none'" if self.kind == "none" else "could not take that of its inputs"
             raise NoMeansError(f"task {task} has no stored mean input and deviation: the learner {why}")
         if values.shape[1] != size:
-            return torch.full((len(values),), torch.inf)
+            return torch.full((len(values),), torch.inf, dtype=torch.float32)
         own = self.means[size][torch.tensor(self.rows[size]) == task]
         return _squares(values, own, self.own[task]).amin(1)
 
-    def unknown(self, x: Tensor, tasks: Tensor, rate: float, groups: list[int]) -> Tensor:
-        """Which inputs are farther from their task than all but a fraction of those that were held back of it.
+    def unknown(self, x: Tensor, rate: float, groups: list[int]) -> Tensor:
+        """Which inputs are, from every task, farther than all but a fraction of those that were held back of it.
 
-        Groups are judged together, by the mean of their distances: of known inputs it exceeds the limit less often.
+        Which task they are taken for does not matter, since that may be wrong. Groups are judged together, by the mean
+        of their distances: of known inputs it exceeds a limit less often.
         """
-        excess = torch.zeros(len(x))
-        for task in sorted(set(tasks.tolist())):
-            rows = tasks == task
-            excess[rows] = self.within(x[rows.to(x.device)], task).sub(self.limit(task, rate))
-        means = torch.stack([part.mean() for part in torch.split(excess, groups)])
-        return (means > 0).repeat_interleave(torch.tensor(groups))
+        if not self.quantiles:
+            self.within(x[:1], 0)  # an error that says why
+        least = torch.full((len(groups),), torch.inf, dtype=torch.float32)
+        for task in self.quantiles:
+            parts = torch.split(self.within(x, task), groups)
+            excess = torch.stack([part.mean() for part in parts]).sub(self.limit(task, rate))
+            least = torch.minimum(least, excess)
+        return (least > 0).repeat_interleave(torch.tensor(groups))
 
     def _nearest(self, values: Tensor, size: int) -> Tensor:
         """(rows, tasks): the distance to the nearest mean of every task."""

@@ -51,7 +51,9 @@ class Supermask:
             handle.remove()
 
     def _drawn(self, among: Tensor, generator: torch.Generator) -> nn.Parameter:
-        drawn = torch.empty(among.shape).uniform_(2 * BEGUN_WITH - 2, 2 * BEGUN_WITH, generator=generator)
+        drawn = torch.empty(among.shape, dtype=torch.float32).uniform_(
+            2 * BEGUN_WITH - 2, 2 * BEGUN_WITH, generator=generator
+        )
         return nn.Parameter(drawn.to(among.device))
 
     def _step(self, *_: Any) -> None:
