@@ -110,6 +110,6 @@ def test_a_failed_page_leaves_the_old_one(page: Page, tmp_path: Path) -> None:
     old = report.write_page(page, tmp_path).read_bytes()
     text = tmp_path / "a.txt"
     text.write_text("not a picture")
-    with pytest.raises(ValueError, match=r"only SVG pictures can be embedded, got '.*a.txt'"):
+    with pytest.raises(ValueError, match=r"only SVG pictures and GIF clips can be embedded, got '.*a.txt'"):
         report.write_page(Page("t", "", [Section("s", figures=[Image(text, "words")])]), tmp_path)
     assert (tmp_path / "report.html").read_bytes() == old

@@ -119,7 +119,7 @@ def test_a_smoke_page_proves_that_it_runs_and_claims_nothing(tmp_path: Path) -> 
     ("changes", "options"),
     [
         ({}, ""),
-        ({"alphas": (1.0, 1.5), "retrain_steps": 7}, " --alphas 1 1.5 --retrain-steps 7"),
+        ({"alphas": (1.0, 1.5), "retrain_steps": 700}, " --alphas 1 1.5 --retrain-steps 700"),
         ({"matrix": False, "scale_lr": False}, " --no-scale-lr --no-matrix"),
         ({"decay": ()}, " --decay"),
     ],

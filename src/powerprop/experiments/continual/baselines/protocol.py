@@ -100,7 +100,7 @@ def _packing(plan: Plan) -> dict[str, Any]:
 
 OF_THE_STREAM: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "DGR": lambda plan: {"hidden": (plan.width, plan.width)},
-    "EfficientPackNet": lambda plan: {**_packing(plan), "gamma": 0.99, "search": "binary"},
+    "EfficientPackNet": lambda plan: {**_packing(plan), "gamma": 0.99, "search": "binary", "when_full": "train"},
     "HAT": lambda plan: {"periods": max(1, round(plan.epochs))},
     "PackNet": lambda plan: {**_packing(plan), "total_tasks": plan.tasks},
     "VCL": lambda plan: {"examples": plan.examples, "likelihood_steps": plan.steps // 2},
