@@ -52,6 +52,8 @@ def test_one_step_of_the_recursion_by_hand() -> None:
 def line(kind: type, optimizer: str, **options: object) -> GPM | OWM:
     """A linear layer whose first task has inputs along the first axis only."""
     model = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.3, -0.2, 0.4], [-0.1, 0.5, 0.2]]))
     ours = kind(model, OPTIMIZERS[optimizer], objective=Regression(), steps=20, batch_size=8, **options)
     ours.learn((torch.tensor([[1.0, 0.0, 0.0]]).repeat(16, 1), torch.ones(16, 2)))
     return ours
