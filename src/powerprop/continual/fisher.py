@@ -46,6 +46,8 @@ def diagonal_fisher(
     seen = module if model is None else model
     if labels == "empirical" or not isinstance(objective, Classification):
         return _information(module, batches, objective, task, seen)
+    if labels == "predicted":
+        return mean_over_inputs(module, lambda batch: _least_surprise(objective, seen, batch), batches, torch.square)
     labelled = _labelled(batches, objective, seen, labels, generator)
     return mean_over_inputs(module, lambda batch: _surprise(objective, seen, *batch), labelled, torch.square)
 
@@ -85,6 +87,12 @@ def _of_batch(term: Callable[[Model, Any, int], Tensor], model: Model, task: int
     return term(model, batch, task)
 
 
+def _least_surprise(objective: Objective, model: Model, batch: Any) -> Tensor:
+    """That of the likeliest label, which needs no pass of its own to be known."""
+    p = objective.compared(model(objective.inputs(batch))).log_softmax(1)
+    return -p.max(1).values.mean()
+
+
 def _surprise(objective: Objective, model: Model, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return (weight * F.cross_entropy(objective.compared(model(x)), y, reduction="none")).mean()
 
@@ -101,5 +109,5 @@ def _labelled(
             for label, share in enumerate(p.unbind(1)):
                 yield x, torch.full((len(x),), label, device=x.device), (share * p.shape[1]).sqrt()
         else:
-            drawn = p.argmax(1) if labels == "predicted" else torch.multinomial(p.cpu(), 1, generator=generator)[:, 0]
+            drawn = torch.multinomial(p.cpu(), 1, generator=generator)[:, 0]
             yield x, drawn.to(p.device), torch.ones_like(p[:, 0])
