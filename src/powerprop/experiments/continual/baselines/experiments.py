@@ -116,7 +116,14 @@ POWERPROP_EWC = table_experiment(
     {
         "smoke": Config("permuted-mnist", epochs=0.2, width=16, strengths=(0.1, 1.0), **PENALTIES, **SMALL),
         "cpu": Config(
-            "permuted-mnist", epochs=1, seeds=3, test=2_000, alpha=1.5, strengths=(0.01, 0.1, 1.0, 10.0), **PENALTIES
+            "permuted-mnist",
+            epochs=2,
+            seeds=3,
+            images=25_000,
+            test=2_000,
+            alpha=1.5,
+            strengths=(0.01, 0.1, 1.0, 10.0),
+            **PENALTIES,
         ),
         "paper": Config(
             "permuted-mnist", epochs=10, seeds=10, alpha=1.5, strengths=(0.01, 0.1, 1.0, 10.0), **PENALTIES
