@@ -3,9 +3,9 @@
     python benchmarks/export.py [--quick] [--threads 1 2]
 
 Dense PyTorch and the exported network are timed in turn, onnxruntime after them, the best of many rounds. "faster" is
-dense PyTorch's time over the exported network's. The exit code is 1 if a network is slower than dense PyTorch, or, with
-one thread, a fully connected one misses its limit by more than a tenth. The networks are untrained and pruned by
-magnitude; trained ones have fewer dead units.
+dense PyTorch's time over the exported network's. The exit code is 1 if a network is slower than dense PyTorch (one that
+came back as it was: by more than the noise of 3%), or, with one thread, a fully connected one misses its limit. The
+networks are untrained and pruned by magnitude; trained ones have fewer dead units.
 """
 
 from __future__ import annotations
@@ -101,6 +101,11 @@ def dense_onnx(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...])
     return onnxruntime.InferenceSession(WRITTEN[name, shape], options, providers=["CPUExecutionProvider"])
 
 
+def least(case: Case, threads: int, how: str) -> float:
+    """How many times faster a network must have been; one that came back as it was, is compared with itself."""
+    return case.limit if threads == 1 and case.limit > 1 else 0.97 if how == "dense" else 1.0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less time for each network")
@@ -117,7 +122,7 @@ def main() -> int:
             shown = [f"{times[n] * 1e6:,.0f}" for n in ("dense", "onnx", "exported")]
             table.add_row(case.name, str(case.batch), f"{case.sparsity:.0%}", *shown, f"{faster:.2f}x",
                           f"{times['onnx'] / times['exported']:.2f}x", f"{case.limit:g}x", how)  # fmt: skip
-            if faster < (0.9 * case.limit if threads == 1 and case.limit > 1 else 0.97):
+            if faster < least(case, threads, how):
                 missed.append(f"{case.name} {case.batch} {case.sparsity:.0%}")
         Console(width=110).print(table)
     print("missed:", ", ".join(missed) or "none")

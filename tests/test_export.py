@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import subprocess
 import sys
 import warnings
@@ -17,13 +18,13 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from powerprop.continual import make_task
-from powerprop.export import Choice, Exported, Plan, choose, model, plan
+from powerprop.export import Choice, Exported, Plan, choose, measure, model, plan
 from powerprop.export.calls import Call
-from powerprop.export.csr import columns, product, rows
+from powerprop.export.csr import columns, copied_columns, product, rows, transposed
 from powerprop.export.dead import remove_dead_units
 from powerprop.export.exported import Fast
 from powerprop.export.graph import fold_batch_norms, trace
-from powerprop.export.layers import SparseConv, SparseLinear, sparse_layer
+from powerprop.export.layers import ColumnsLinear, SparseConv, in_form, sparse_layer
 from powerprop.models import conv6, lenet_300_100, mlp, resnet20, wrn_22_2
 
 
@@ -31,17 +32,29 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def set_times(monkeypatch: pytest.MonkeyPatch, times: Callable[..., dict[str, float]]) -> None:
+    """Instead of those of layers and networks that depend on the machine."""
+    for module in (measure, model):
+        monkeypatch.setattr(module, "best_times", times)
+
+
 @pytest.fixture
 def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times that do not depend on the machine: more sparse layers are always faster."""
-    order = {"dense": 8.0, "smaller": 4.0, "sparse": 2.0, "all sparse": 1.0}
-    monkeypatch.setattr(model, "best_times", lambda calls, device, seconds=0: {n: order[n] for n in calls})
+    """More sparse layers are always faster."""
+    order = {"dense": 8.0, "smaller": 4.0, "columns": 3.0, "sparse": 2.0, "all sparse": 1.0}
+    set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})
+
+
+@pytest.fixture
+def columns_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = {"dense": 8.0, "smaller": 4.0, "columns": 1.0, "sparse": 2.0, "all sparse": 3.0}
+    set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})
 
 
 @pytest.fixture
 def dense_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = {"dense": 1.0, "smaller": 4.0, "sparse": 2.0, "all sparse": 8.0}
-    monkeypatch.setattr(model, "best_times", lambda calls, device, seconds=0: {n: order[n] for n in calls})
+    order = {"dense": 1.0, "smaller": 4.0, "columns": 3.0, "sparse": 2.0, "all sparse": 8.0}
+    set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})
 
 
 class Branching(nn.Module):
@@ -178,20 +191,23 @@ def test_the_rule() -> None:
 
 
 def test_the_rule_decides_by_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = iter([(1.0, 0.1), (1.0, 0.96), (9.0, 5.0)])  # fc1, fc2, and the network once more
+    queue = iter([(1.0, 0.1, 0.2), (1.0, 0.98, 0.96), (1.0, 0.3, 0.2)])  # sparse and columns of fc1, fc2, fc3
 
     def measured(calls: dict[str, object], device: object, seconds: float = 0.0) -> dict[str, float]:
         if "smaller" in calls:
-            return {"dense": 9.0, "smaller": 8.0, "sparse": 5.0, "all sparse": 6.0}
-        return dict(zip(("dense", "sparse"), next(queue), strict=True))
+            return {"dense": 9.0, "smaller": 8.0, "columns": 7.0, "sparse": 5.0, "all sparse": 6.0}
+        if "columns" in calls:
+            return dict(zip(("dense", "sparse", "columns"), next(queue), strict=True))
+        return {"dense": 9.0, "sparse": 5.0}  # the network once more
 
-    monkeypatch.setattr(model, "best_times", measured)
-    net = mlp([20, 40, 5], generator=seeded())
+    set_times(monkeypatch, measured)
+    net = mlp([20, 40, 30, 5], generator=seeded())
     pp.prune(net, 0.8)
     made = pp.export.sparse(net, torch.randn(3, 20)).plan
-    assert [(c.layer, c.form, c.dense, c.sparse) for c in made.choices] == [
-        ("fc1", "sparse", 1.0, 0.1),
-        ("fc2", "dense", 1.0, 0.96),
+    assert [(c.layer, c.form, c.dense, c.sparse, c.columns) for c in made.choices] == [
+        ("fc1", "sparse", 1.0, 0.1, 0.2),
+        ("fc2", "dense", 1.0, 0.98, 0.96),
+        ("fc3", "columns", 1.0, 0.3, 0.2),
     ]
     assert (made.network, made.batch, made.margin, made.speedup) == ("sparse", 3, 0.95, 1.8)
 
@@ -200,7 +216,7 @@ def test_a_network_that_was_fast_only_once_is_not_taken(monkeypatch: pytest.Monk
     def measured(calls: dict[str, object], device: object, seconds: float = 0.0) -> dict[str, float]:
         return {n: 1.0 if n == "dense" else (2.0 if seconds == 0.1 else 0.5) for n in calls}
 
-    monkeypatch.setattr(model, "best_times", measured)
+    set_times(monkeypatch, measured)
     made = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](3)).plan
     assert made.network == "dense"
     assert made.speedup == 1.0
@@ -216,7 +232,7 @@ def test_half_precision_stays_dense_where_there_is_no_product(monkeypatch: pytes
     def refuse(layer: nn.Module, many: bool) -> nn.Module:
         raise RuntimeError('"addmm" not implemented')
 
-    monkeypatch.setattr(model, "sparse_layer", refuse)
+    monkeypatch.setattr(measure, "sparse_layer", refuse)
     net = pruned("mlp").bfloat16()
     x = torch.randn(4, 20).bfloat16()
     fast = pp.export.sparse(net, x)
@@ -373,15 +389,16 @@ def test_convolutions(kernel: int, stride: int, padding: int, dilation: int, bat
             torch.testing.assert_close(mine(x[0]), layer(x[0]))
 
 
-@pytest.mark.parametrize("shape", [(20,), (1, 20), (5, 20), (2, 3, 20), (0, 20)])
+@pytest.mark.parametrize("shape", [(20,), (1, 20), (5, 20), (9, 20), (2, 3, 20), (0, 20)])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool) -> None:
+@pytest.mark.parametrize("form", ["columns", "sparse"])
+def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool, form: str) -> None:
     layer = nn.Linear(20, 6, bias=bias)
     with torch.no_grad():
         layer.weight[:, 4:] = 0
-        mine = sparse_layer(layer, many)
-        assert isinstance(mine, SparseLinear)
+        mine = in_form(layer, form, many)
+        assert isinstance(mine, ColumnsLinear)
         assert (mine.used is not None) == many
         x = torch.randn(shape)
         torch.testing.assert_close(mine(x), layer(x))
@@ -391,10 +408,77 @@ def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool) -> None:
 @pytest.mark.usefixtures("sparse_wins")
 def test_activations_stay_columns_between_sparse_layers() -> None:
     fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
-    network = fast.network
-    assert isinstance(network, Fast)
-    called = [node.target for node in network.graph.graph.nodes if node.op.startswith("call")]
-    assert called == ["flatten", columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous"]
+    assert calls_in(fast) == [
+        copied_columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("columns_win")
+def test_dense_layers_stay_on_columns_too() -> None:
+    fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
+    assert fast.plan.network == "columns"
+    assert {c.form for c in fast.plan.choices} == {"columns"}
+    assert calls_in(fast) == [columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous"]
+
+
+def test_dense_layers_have_their_transposes_at_hand() -> None:
+    net, x = pruned("mlp"), MODELS["mlp"][1](4)
+    fast = pp.export.sparse(net, x, plan=Plan("smaller", True, 4, 1))
+    assert calls_in(fast) == [torch.addmm, torch.relu_, torch.addmm, torch.relu_, torch.addmm]
+    assert_same(fast, net, x)
+
+
+def calls_in(fast: Exported) -> list[object]:
+    assert isinstance(fast.network, Fast)
+    return [node.target for node in fast.network.graph.graph.nodes if node.op.startswith("call")]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("columns_win")
+def test_same_outputs_on_columns(name: str, batch: int) -> None:
+    net, data = pruned(name), MODELS[name][1]
+    fast = pp.export.sparse(net, data(batch))
+    for n in (batch, 1, 2, 9):
+        assert_same(fast, net, data(n))
+
+
+@pytest.mark.parametrize("forms", list(itertools.product(("dense", "columns", "sparse"), repeat=3)))
+@pytest.mark.parametrize("batch", [1, 16])
+def test_every_mixture_of_forms(forms: tuple[str, ...], batch: int) -> None:
+    net, data = pruned("mlp"), MODELS["mlp"][1]
+    choices = tuple(Choice(f"fc{i}", form, 0.9) for i, form in enumerate(forms, 1))
+    fast = pp.export.sparse(net, data(batch), plan=Plan("sparse", True, batch, 1, choices=choices))
+    for n in (0, 1, 2, 16):
+        assert_same(fast, net, data(n))
+
+
+def test_a_form_that_a_layer_does_not_have() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 1))
+    wanted = Plan("sparse", True, 2, 1, choices=(Choice("0", "columns", 0.9),))
+    with pytest.raises(ValueError, match="a Conv2d layer has no form 'columns'"):
+        pp.export.sparse(net, torch.randn(2, 1, 4, 4), plan=wanted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(0, 70), m=st.integers(0, 70),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+)  # fmt: skip
+def test_the_fast_transposition(n: int, m: int, dtype: torch.dtype) -> None:
+    x = torch.randn(n, m).to(dtype)
+    for given_x in (x, x[:, ::2], torch.randn(m, n).to(dtype).t()):
+        mine = transposed(given_x)
+        assert mine.is_contiguous()
+        assert torch.equal(mine, given_x.t())
+
+
+def test_gradients_pass_through_to_the_inputs() -> None:
+    net, x = pruned("mlp"), MODELS["mlp"][1](16).requires_grad_()
+    choices = tuple(Choice(f"fc{i}", "sparse", 0.9) for i in (1, 2, 3))
+    fast = pp.export.sparse(net, x, plan=Plan("sparse", True, 16, 1, choices=choices))
+    mine, wanted = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (fast, net))
+    torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_no_warning_reaches_the_user() -> None:
@@ -444,6 +528,50 @@ def test_named_arguments_and_several_inputs() -> None:
     fast = pp.export.sparse(net, example)
     assert fast.plan.traced
     torch.testing.assert_close(fast(**example), net(**example))
+
+
+@pytest.mark.parametrize("network", ["dense", "smaller"])
+def test_hooks_run(network: str) -> None:
+    net, x = pruned("mlp"), MODELS["mlp"][1](4)
+    fast = pp.export.sparse(net, x, plan=Plan(network, True, 4, 1))
+    wanted = fast(x)
+    seen: list[object] = []
+    handles = [
+        fast.register_forward_pre_hook(lambda module, args: seen.append("before")),
+        fast.register_forward_hook(lambda module, args, output: output + 1),
+    ]
+    torch.testing.assert_close(fast(x), wanted + 1)
+    for handle in handles:
+        handle.remove()
+    everywhere = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    torch.testing.assert_close(fast(x), wanted)
+    everywhere.remove()
+    torch.testing.assert_close(fast(x), wanted)
+    assert seen[0] == "before"
+    assert seen[-1] is Exported
+
+
+def test_hooks_of_the_model_itself_run() -> None:
+    net, x = pruned("mlp"), MODELS["mlp"][1](4)
+    fast = pp.export.sparse(net, x, plan=Plan("dense", True, 4, 1))
+    wanted = fast(x)
+    fast.network.register_forward_hook(lambda module, args, output: output + 2)
+    torch.testing.assert_close(fast(x), wanted + 2)
+
+
+@pytest.mark.usefixtures("sparse_wins")
+def test_a_copy_has_tensors_of_its_own() -> None:
+    net, x = pruned("mlp"), MODELS["mlp"][1](4)
+    fast = pp.export.sparse(net, x)
+    other, wanted = copy.deepcopy(fast), fast(x)
+    with torch.no_grad():
+        for name, buffer in other.named_buffers():
+            if name.endswith(("bias", "stacked")):
+                buffer.add_(1)
+    assert torch.equal(fast(x), wanted)
+    assert not torch.allclose(other(x), wanted)
+    assert other.double()(x.double()).dtype == torch.float64
+    assert torch.equal(fast(x), wanted)
 
 
 @pytest.mark.usefixtures("sparse_wins")
@@ -519,7 +647,7 @@ def test_a_plan_is_followed_without_measuring(monkeypatch: pytest.MonkeyPatch) -
     def never(*_: object, **__: object) -> dict[str, float]:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(model, "best_times", never)
+    set_times(monkeypatch, never)
     for wanted in (made, chosen, Plan.from_json(made.to_json())):
         fast = pp.export.sparse(net, x, plan=wanted)
         assert fast.plan.choices == wanted.choices

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import powerprop as pp
+from powerprop.export import Plan
 from powerprop.export.encode import decode, encode, from_gaps, to_gaps
 from powerprop.export.files import read
 from powerprop.files import FileError
@@ -203,6 +204,20 @@ def test_the_plan_travels_with_the_weights(tmp_path: Path, monkeypatch: pytest.M
     again = pp.export.load(tmp_path / "net.safetensors", fresh(3), x)
     assert again.plan.choices == fast.plan.choices
     torch.testing.assert_close(again(x), fast(x))
+
+
+def test_plans_from_before_layers_had_columns_are_followed() -> None:
+    net = mlp([20, 40, 5], generator=torch.Generator().manual_seed(0))
+    pp.prune(net, 0.9)
+    x = torch.randn(3, 20)
+    old = {"layer": "fc1", "form": "sparse", "sparsity": 0.9, "dense": 2.0, "sparse": 1.0, "reason": ""}
+    text = json.dumps({
+        "network": "sparse", "traced": True, "batch": 3, "threads": 1, "margin": 0.95, "choices": [old],
+        "times": {"dense": 2.0, "sparse": 1.0}, "removed": {}, "notes": [],
+    })  # fmt: skip
+    fast = pp.export.sparse(net, x, plan=Plan.from_json(text))
+    assert fast.plan.choices[0].form == "sparse"
+    torch.testing.assert_close(fast(x), net(x))
 
 
 def test_a_file_without_a_plan_is_measured(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from powerprop.export.plan import Plan
 
@@ -24,15 +25,19 @@ class Fast(nn.Module):
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
         self.graph = graph
-        self._refer()
+        self._start()
 
     def forward(self, *inputs: Tensor) -> Any:
         """What the graph computes."""
-        return self._run(self._names, *inputs)
+        return self.run(*inputs)
+
+    def _start(self) -> None:
+        """`run` is the code of the graph with the references for its `self`: who holds it sees new ones too."""
+        self._names = SimpleNamespace()
+        self.run = MethodType(type(self.graph).forward, self._names)
+        self._refer()
 
     def _refer(self) -> None:
-        self._run = type(self.graph).forward
-        self._names = SimpleNamespace()
         for node in self.graph.graph.nodes:
             if node.op in ("get_attr", "call_module"):
                 _set(self._names, str(node.target), _find(self.graph, str(node.target)))
@@ -43,11 +48,11 @@ class Fast(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_run", "_names")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("run", "_names")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._refer()
+        self._start()
 
 
 def _find(root: Any, path: str) -> Any:
@@ -78,17 +83,36 @@ class Exported(nn.Module):
         super().__init__()
         self.network = network
         self.plan = plan
-        # A bound method is found without the search that a submodule takes; hooks of a dense model still run.
-        self._answer = network.forward if isinstance(network, Fast) else network.__call__
         self._all = None if arguments is None else tuple(arguments)
         self._fixed = {n: v for n, v in (arguments or {}).items() if not isinstance(v, Tensor)}
-        self._direct = next((i for i, n in enumerate(arguments or ()) if n in self._fixed), len(arguments or ()))
+        self._direct = self._inputs_first()
+        self._bind()
+
+    def _inputs_first(self) -> int | None:
+        """The number of inputs, if a call with so many by place needs no sorting."""
+        names = self._all or ()
+        count = len(names) - len(self._fixed)
+        return count if self._fixed.keys().isdisjoint(names[:count]) else None
+
+    def _bind(self) -> None:
+        """A bound method is found without the search that a submodule takes; hooks of a dense model still run."""
+        self._answer = self.network.run if isinstance(self.network, Fast) else self.network.__call__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As any module is called, without what that takes, half a microsecond, where nobody asks for it."""
+        own = self.__dict__
+        if (
+            own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+            or self._compiled_call_impl is not None or _has_any_global_hook()  # type: ignore[no-untyped-call]
+        ):  # fmt: skip
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the original network, up to rounding."""
         if self._all is None:
             return self._answer(*args, **kwargs)
-        if kwargs or len(args) != self._direct or self._direct + len(self._fixed) < len(self._all):
+        if kwargs or len(args) != self._direct:
             args = self._tensors(args, kwargs)
         return self._answer(*args)
 
@@ -112,7 +136,8 @@ class Exported(nn.Module):
         memo.update({id(buffer): buffer.clone() for buffer in self.buffers() if buffer.layout == torch.sparse_csr})
         result = type(self).__new__(type(self))
         memo[id(self)] = result
-        result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        result.__dict__.update(copy.deepcopy({k: v for k, v in self.__dict__.items() if k != "_answer"}, memo))
+        result._bind()
         return result
 
     def train(self, mode: bool = True) -> Exported:

@@ -1,4 +1,4 @@
-"""Layers that compute with a sparse matrix: linear ones, 1x1 convolutions, and others through unfolding."""
+"""Layers with their matrix on the left: linear ones, sparse or dense, and convolutions, most of them unfolded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from powerprop.export.csr import columns, product, rows, to_csr
+from powerprop.export.csr import columns, copied_columns, product, rows, to_csr
 
-__all__ = ["SparseConv", "SparseLayer", "SparseLinear", "matrix", "sparse_layer"]
+__all__ = ["ColumnsLinear", "MatrixLayer", "RowsLinear", "SparseConv", "in_form", "matrix", "sparse_layer"]
 
 FEW = 0.5
-"""With less than this part of its inputs in use, a linear layer on many inputs first picks those: turning rows into
+"""With less than this part of its inputs in use, a linear layer on many rows first picks those: turning rows into
 columns takes longer than a very sparse product."""
 
 BLOCK = 2**18
@@ -36,46 +36,76 @@ def matrix(layer: nn.Module) -> Tensor | None:
     return None
 
 
-def sparse_layer(layer: nn.Module, many: bool) -> SparseLayer:
+def sparse_layer(layer: nn.Module, many: bool) -> MatrixLayer:
     """The sparse form of a layer that has one, for one input at a time or for many."""
-    return SparseConv(layer) if isinstance(layer, _ConvNd) else SparseLinear(layer, many)
+    return SparseConv(layer) if isinstance(layer, _ConvNd) else ColumnsLinear(layer, many, csr=True)
 
 
-class SparseLayer(nn.Module):
-    """W in CSR and b, as a vector and as a column."""
+def in_form(layer: nn.Module, form: str, many: bool) -> MatrixLayer:
+    """A layer in the form of a `Choice` other than "dense"."""
+    if form == "sparse":
+        return sparse_layer(layer, many)
+    if form == "columns" and not isinstance(layer, _ConvNd):
+        return ColumnsLinear(layer, many, csr=False)
+    raise ValueError(f"a {type(layer).__name__} layer has no form {form!r}")
+
+
+class MatrixLayer(nn.Module):
+    """W, in CSR or dense, and b, as a vector and as a column."""
 
     weight: Tensor
     bias: Tensor
     stacked: Tensor
 
-    def __init__(self, weight: Tensor, bias: Any) -> None:
+    def __init__(self, weight: Tensor, bias: Any, csr: bool = True) -> None:
         super().__init__()
         bias = bias.detach().clone() if isinstance(bias, Tensor) else weight.new_zeros(len(weight))
-        self.register_buffer("weight", to_csr(weight))
+        self.register_buffer("weight", to_csr(weight) if csr else weight.detach().contiguous())
         self.register_buffer("bias", bias)
         self.register_buffer("stacked", bias.unsqueeze(1))
 
 
-class SparseLinear(SparseLayer):
-    """y = W x + b with W in CSR, for inputs of any number of dimensions."""
+class ColumnsLinear(MatrixLayer):
+    """y = W x + b on columns, with W in CSR or dense, for inputs of any number of dimensions.
+
+    many: for many rows at a time; then inputs that no weight reads are left out, if they are many too.
+    """
 
     used: Tensor | None
 
-    def __init__(self, layer: nn.Module, many: bool) -> None:
+    def __init__(self, layer: nn.Module, many: bool, csr: bool) -> None:
         weight = matrix(layer)
         assert weight is not None
         used = weight.detach().any(0).nonzero().squeeze(1)
         few = many and len(used) < FEW * weight.shape[1]
-        super().__init__(weight[:, used] if few else weight, layer.bias)
+        super().__init__(weight[:, used] if few else weight, layer.bias, csr)
         self.register_buffer("used", used if few else None)
+        self.turn = copied_columns if csr else columns
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)"""
-        y = product(self.weight, self.bias, self.stacked, columns(x.reshape(-1, x.shape[-1]), self.used))
+        y = product(self.weight, self.bias, self.stacked, self.turn(x.reshape(-1, x.shape[-1]), self.used))
         return rows(y).contiguous().view(*x.shape[:-1], len(self.bias))
 
 
-class SparseConv(SparseLayer):
+class RowsLinear(nn.Module):
+    """y = x Wᵀ + b with Wᵀ at hand, which `F.linear` finds anew for every call."""
+
+    turned: Tensor
+    bias: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        self.register_buffer("turned", weight.t())
+        self.register_buffer("bias", weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)"""
+        return F.linear(x, self.turned.t(), self.bias)
+
+
+class SparseConv(MatrixLayer):
     """A convolution as W_csr times the unfolded image: no unfolding for a 1x1 kernel of stride 1."""
 
     def __init__(self, layer: _ConvNd) -> None:

@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from powerprop.export.calls import Call, same
 from powerprop.export.draft import Draft, make_draft
 from powerprop.export.exported import Exported
 from powerprop.export.files import load as load_weights
 from powerprop.export.files import read
-from powerprop.export.layers import matrix, sparse_layer
-from powerprop.export.plan import MARGIN, SPARSE_ENOUGH, Choice, Plan, best_times, choose
-from powerprop.mask_entries import count
+from powerprop.export.layers import matrix
+from powerprop.export.measure import measured_choices
+from powerprop.export.plan import MARGIN, Choice, Plan, best_times, choose
 from powerprop.reparam import fold
 
 __all__ = ["load", "sparse"]
+
+Forms = dict[str, str]
+"""The forms of layers by name; those that are not in it stay dense."""
 
 
 @torch.no_grad()
@@ -29,8 +32,8 @@ def sparse(model: nn.Module, example: Any, *, plan: Plan | None = None, margin: 
     """A network with the same outputs, up to rounding, that computes sparsely where that is faster here.
 
     Batch norms are folded and dead units removed exactly, where the model can be traced. Then every layer of which at
-    least half is zero is measured at the example's batch size, dense against sparse; the network of the faster forms
-    is measured against the dense one, and the fastest is returned: never a slower one than the model itself.
+    least half is zero is measured at the example's batch size, dense against sparse; the networks that its forms make
+    are measured against the dense one, and the fastest is returned: never a slower one than the model itself.
 
     example: an input, a tuple of arguments, or a dict of named ones, of the batch size to be fast at.
     plan: of an earlier export: its choices are followed and nothing is measured.
@@ -45,8 +48,7 @@ def sparse(model: nn.Module, example: Any, *, plan: Plan | None = None, margin: 
     draft = make_draft(dense, call)
     if plan is not None:
         return _followed(plan, dense, draft)
-    choices = [_choice(name, layer, x, margin) for name, (layer, x) in _layers(draft).items()]
-    return _fastest(dense, draft, call, choices, margin)
+    return _fastest(dense, draft, call, measured_choices(draft, margin), margin)
 
 
 def load(path: str | Path, model: nn.Module, example: Any) -> Exported:
@@ -59,13 +61,13 @@ def load(path: str | Path, model: nn.Module, example: Any) -> Exported:
 def _fastest(dense: nn.Module, draft: Draft, call: Call, choices: list[Choice], margin: float) -> Exported:
     """Measure the networks that the choices make, and take the fastest."""
     plan = Plan("dense", draft.traced, call.batch(), torch.get_num_threads(), margin, notes=draft.notes)
-    candidates = {"dense": (set[str](), Exported(dense, plan))}
-    for kind, names in _candidates(draft, choices).items():
-        network = Exported(draft.build(names), plan, draft.arguments)
+    candidates = {"dense": (Forms(), Exported(dense, plan))}
+    for kind, forms in _candidates(draft, choices).items():
+        network = Exported(draft.build(forms), plan, draft.arguments)
         if _agrees(network, dense, call):
-            candidates[kind] = names, network
+            candidates[kind] = forms, network
         else:
-            note = f"with sparse {', '.join(sorted(names))} the outputs are others: left out"
+            note = f"with other forms of {', '.join(sorted(forms))} the outputs are others: left out"
             plan = replace(plan, notes=(*plan.notes, note))
     calls = {kind: _calling(network, call) for kind, (_, network) in candidates.items()}
     calls["dense"] = _calling(dense, call)
@@ -75,11 +77,11 @@ def _fastest(dense: nn.Module, draft: Draft, call: Call, choices: list[Choice], 
         again = best_times({kind: calls[kind] for kind in ("dense", best)}, call.tensors()[0].device, seconds=0.1)
         times |= again
         best = _winner(again, margin)
-    names, network = candidates[best]
+    forms, network = candidates[best]
     network.plan = replace(
         plan,
         network=best,
-        choices=tuple(_final(choice, choice.layer in names, best) for choice in choices),
+        choices=tuple(_final(choice, forms.get(choice.layer, "dense"), best) for choice in choices),
         times=times,
         removed=draft.removed if best != "dense" else {},
     )
@@ -92,26 +94,26 @@ def _winner(times: dict[str, float], margin: float) -> str:
     return best if choose(times["dense"], times[best], margin) == "sparse" else "dense"
 
 
-def _candidates(draft: Draft, choices: list[Choice]) -> dict[str, set[str]]:
-    """No sparse layer, those that were faster alone, and all: columns stay columns between sparse neighbours."""
-    faster = {c.layer for c in choices if c.form == "sparse"}
-    able = {c.layer for c in choices if c.sparse is not None}
+def _candidates(draft: Draft, choices: list[Choice]) -> dict[str, Forms]:
+    """All dense, all on columns, all sparse, each layer as it was fastest alone: neighbours of a kind copy less."""
+    fastest = {c.layer: c.form for c in choices if c.form != "dense"}
     if not draft.traced:
-        return {"sparse": faster} if faster else {}
-    found: dict[str, set[str]] = {"smaller": set()}
-    if faster:
-        found["sparse"] = faster
-    if able - faster:
-        found["all sparse"] = able
+        return {"sparse": fastest} if fastest else {}
+    columns = {c.layer: "columns" for c in choices if c.columns is not None}
+    able = {c.layer: "sparse" for c in choices if c.sparse is not None}
+    found: dict[str, Forms] = {"smaller": {}}
+    for kind, forms in (("columns", columns), ("all sparse", able), ("sparse", fastest)):
+        if forms not in found.values():
+            found[kind] = forms
     return found
 
 
-def _final(choice: Choice, sparse: bool, network: str) -> Choice:
+def _final(choice: Choice, form: str, network: str) -> Choice:
     """The choice as the network of all layers settled it."""
-    if sparse == (choice.form == "sparse"):
+    if form == choice.form:
         return choice
-    reason = "faster among sparse neighbours" if sparse else f"the {network} network is faster"
-    return replace(choice, form="sparse" if sparse else "dense", reason=reason)
+    reason = f"the {network} network is faster" if form == "dense" else f"faster in the {network} network"
+    return replace(choice, form=form, reason=reason)
 
 
 def _calling(network: nn.Module, call: Call) -> Callable[[], object]:
@@ -125,49 +127,14 @@ def _agrees(network: nn.Module, dense: nn.Module, call: Call) -> bool:
         return False
 
 
-def _layers(draft: Draft) -> dict[str, tuple[nn.Module, Tensor]]:
-    """The layers that have a sparse form and are called for the example, with their first input of it."""
-    found: dict[str, tuple[nn.Module, Tensor]] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            if len(args) == 1 and isinstance(args[0], Tensor):
-                found.setdefault(name, (layer, args[0]))
-
-        return hook
-
-    handles = [m.register_forward_pre_hook(note(n)) for n, m in draft.network.named_modules() if matrix(m) is not None]
-    try:
-        draft.call(draft.network)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _choice(name: str, layer: nn.Module, x: Tensor, margin: float) -> Choice:
-    """Measure one layer on its own input."""
-    weight = matrix(layer)
-    assert weight is not None
-    zero = 1 - count(weight != 0) / max(1, weight.numel())
-    if zero < SPARSE_ENOUGH:
-        return Choice(name, "dense", zero, reason=f"less than {SPARSE_ENOUGH:.0%} is zero")
-    try:
-        other = sparse_layer(layer, many=x.dim() > 1 and len(x) > 1)
-        other(x)
-    except RuntimeError as error:
-        return Choice(name, "dense", zero, reason=f"no sparse product here: {str(error).splitlines()[0]}")
-    times = best_times({"dense": lambda: layer(x), "sparse": lambda: other(x)}, x.device)
-    return Choice(name, choose(times["dense"], times["sparse"], margin), zero, times["dense"], times["sparse"])
-
-
 def _followed(plan: Plan, dense: nn.Module, draft: Draft) -> Exported:
     """The network of an earlier plan; nothing is measured."""
-    names = {c.layer for c in plan.choices if c.form == "sparse"}
+    forms = {c.layer: c.form for c in plan.choices if c.form != "dense"}
     known = {n for n, m in draft.network.named_modules() if matrix(m) is not None}
-    if names - known:
-        raise ValueError(f"the plan is of another model: this one has no layer {', '.join(sorted(names - known))}")
+    if forms.keys() - known:
+        missing = ", ".join(sorted(forms.keys() - known))
+        raise ValueError(f"the plan is of another model: this one has no layer {missing}")
     if plan.network == "dense":
         return Exported(dense, plan).eval()
     plan = replace(plan, traced=draft.traced, removed=draft.removed, notes=draft.notes)
-    return Exported(draft.build(names), plan, draft.arguments).eval()
+    return Exported(draft.build(forms), plan, draft.arguments).eval()

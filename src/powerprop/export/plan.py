@@ -28,7 +28,11 @@ def choose(dense: float, sparse: float | None, margin: float = MARGIN) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """How one layer computes; times in seconds, None where nothing was measured."""
+    """How one layer computes; times in seconds, None where nothing was measured.
+
+    form: "dense" (as it was), "columns" (a linear layer with its dense matrix on the left, of the inputs in use) or
+        "sparse".
+    """
 
     layer: str
     form: str
@@ -36,14 +40,16 @@ class Choice:
     dense: float | None = None
     sparse: float | None = None
     reason: str = ""
+    columns: float | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
     """The decisions of an export.
 
-    network: "dense" (as it was), "smaller" (batch norms folded, dead units removed, all layers dense), "sparse" (the
-        layers that were faster alone) or "all sparse" (with the others too).
+    network: "dense" (as it was), "smaller" (batch norms folded, dead units removed, all layers dense), "columns" (the
+        same, with the matrices of linear layers on the left), "sparse" (every layer in the form that was fastest
+        alone) or "all sparse".
     traced: the whole network was one graph; else layers were replaced one by one in a copy.
     batch, threads: what was measured at.
     times: seconds of a call of each network that was tried.
@@ -85,7 +91,7 @@ class Plan:
             lines[0] += f": {self.times[self.network] * 1e6:,.0f} us, {self.speedup:.2f}x as fast as dense"
         width = max((len(c.layer) for c in self.choices), default=0)
         for choice in self.choices:
-            lines.append(f"  {choice.layer:<{width}}  {choice.form:<6}  {choice.sparsity:6.1%} zero  {_why(choice)}")
+            lines.append(f"  {choice.layer:<{width}}  {choice.form:<7}  {choice.sparsity:6.1%} zero  {_why(choice)}")
         lines += [f"  {count} dead units removed from {layer}" for layer, count in self.removed.items()]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
@@ -93,8 +99,8 @@ class Plan:
 def _why(choice: Choice) -> str:
     if choice.reason:
         return choice.reason
-    times = [f"{t * 1e6:,.0f} us {form}" for form, t in (("dense", choice.dense), ("sparse", choice.sparse)) if t]
-    return ", ".join(times)
+    times = {form: getattr(choice, form) for form in ("dense", "columns", "sparse")}
+    return ", ".join(f"{seconds * 1e6:,.0f} us {form}" for form, seconds in times.items() if seconds)
 
 
 def best_times(
