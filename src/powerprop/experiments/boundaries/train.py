@@ -16,7 +16,7 @@ from torch import Tensor
 
 from powerprop import data
 from powerprop.continual import BoundaryFinder, ChangePointDetector, EfficientPackNet
-from powerprop.continual.task import derived_seed
+from powerprop.continual.seeds import derived_seed
 from powerprop.experiments.boundaries.config import PRESETS, Config, learning
 from powerprop.experiments.boundaries.measure import match, measure, overlaps
 from powerprop.experiments.boundaries.report import ARMS, findings, read_runs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from powerprop.continual.packing.base import Packing
-from powerprop.continual.task import derived_seed
+from powerprop.continual.seeds import derived_seed
 from powerprop.experiments.harness.experiment import Experiment, Findings, Job, Results, RunError
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.rl.checkpoints import load_boundary, load_inside, save_boundary, save_inside
