@@ -27,7 +27,7 @@ from powerprop.experiments.harness.folder import known_jobs, locked, prepare
 from powerprop.experiments.harness.resume import progress_of, remove_run
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.harness.versions import changes, merged
-from powerprop.files import FileError
+from powerprop.files import FileError, write_sealed_json
 from powerprop.report import Page, Table
 from powerprop.train import MetricsLog
 
@@ -108,15 +108,21 @@ def test_one_digit_is_enough(file: str, tmp_path: Path) -> None:
             go(out)
 
 
-def test_jobs_of_before_there_were_records(tmp_path: Path) -> None:
+def test_a_result_without_its_record_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(out)
-    for path in out.glob("jobs/*/job.json"):
-        path.unlink()
-    go(out)
-    (out / "jobs" / "seed0" / "result.json").write_text("{}")
-    with pytest.raises(FileError, match=r"result\.json is not the result of \{'seed': 0\}; delete"):
+    record = out / "jobs" / "seed0" / "job.json"
+    content = record.read_bytes()
+    record.unlink()
+    with pytest.raises(
+        FileError, match=r"job\.json is missing; delete .*seed0 and the same command does this job again"
+    ):
         go(out)
+    write_sealed_json(record, {"versions": json.loads(content)["versions"]})
+    with pytest.raises(FileError, match=r"job\.json has no checksum of result\.json; delete .*seed0 and"):
+        go(out)
+    record.write_bytes(content)
+    go(out)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +142,15 @@ def test_versions_that_were_edited(content: str, tmp_path: Path) -> None:
     assert json.loads((out / "versions.json").read_text())["torch"]
 
 
-def test_versions_of_before_there_were_checksums(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "versions.json"])
+def test_a_file_without_a_checksum_is_an_error(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(out)
-    kept = json.loads((out / "versions.json").read_text())
+    kept = json.loads((out / name).read_text())
     del kept["checksum"]
-    (out / "versions.json").write_text(json.dumps(kept))
-    go(out)
-    assert kept["torch"] in (out / "report.html").read_text()
+    (out / name).write_text(json.dumps(kept))
+    with pytest.raises(FileError, match=rf"{name} is damaged or edited: it does not have its checksum; "):
+        go(out)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 from powerprop.experiments.harness.experiment import Experiment, Job, Results, RunError
 from powerprop.experiments.harness.records import RESULT, made_with, read_result
 from powerprop.experiments.harness.versions import Versions, merged, versions
-from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sweep, write_sealed_json
+from powerprop.files import TEMPORARY, FileError, read_sealed_json, sweep, write_sealed_json
 
 CONFIG, VERSIONS, LOCK, JOBS = "config.json", "versions.json", ".lock", "jobs"
 MOST_JOBS = 100_000
@@ -43,7 +43,7 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
     if not path.is_file():
         raise RunError(f"{out} is not the folder of a run: it has no {CONFIG}")
     saved = _read_config(path)
-    name = saved.get("experiment") if isinstance(saved, dict) else None
+    name = saved.get("experiment")
     if not isinstance(name, str) or name not in experiments:
         raise RunError(f"{path} is not of a run of {', '.join(experiments)}; choose another --out")
     experiment = experiments[name]
@@ -55,11 +55,8 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
         raise RunError(f"{text}; undo what was edited, or choose another --out") from None
 
 
-def _read_config(path: Path) -> Any:
-    """What config.json says; without a checksum it is of a run of before there were any, and has nothing else in it."""
-    saved = read_json(path)
-    if not isinstance(saved, dict) or saved.keys() <= {"experiment", "preset", "config"}:
-        return saved
+def _read_config(path: Path) -> dict[str, Any]:
+    """What config.json says, if it is as a run wrote it."""
     try:
         return read_sealed_json(path)
     except FileError as error:
@@ -128,12 +125,9 @@ def foreign(out: Path, own: Sequence[str]) -> list[Path]:
 
 
 def begun_with(out: Path) -> Versions:
-    """The versions that a run was begun with; a run of before there were checksums has all the names and no more."""
+    """The versions that a run was begun with."""
     path = out / VERSIONS
     try:
-        found = read_json(path)
-        if isinstance(found, dict) and found.keys() == versions().keys():
-            return {name: str(value) for name, value in found.items()}
         return read_sealed_json(path)
     except FileError as error:
         raise FileError(f"{error}; delete {path} and the same command writes it anew") from None
@@ -149,8 +143,7 @@ def restore_versions(out: Path) -> None:
 
 def made_with_all(out: Path, jobs: Sequence[Job]) -> Versions:
     """The versions that the jobs of a run were made with; where they differ, all of them."""
-    begun = begun_with(out)
-    return merged(made for job in jobs for made in made_with(job_folder(out, job)) or [begun])
+    return merged(made for job in jobs for made in made_with(job_folder(out, job)))
 
 
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
