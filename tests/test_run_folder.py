@@ -295,6 +295,47 @@ def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
     go(out)
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_settings_that_are_refused_leave_everything_as_it_was(fresh: bool, tmp_path: Path) -> None:
+    def refuse(config: Settings) -> None:
+        raise ValueError(f"speed must be another, got {config.speed}")
+
+    out, other = tmp_path / "run", replace(toy(), prepare=refuse)
+    with pytest.raises(RunError, match=r"speed must be another, got 1\.0"):
+        run(other, "smoke", Settings(), out, 1, Console(quiet=True), fresh)
+    assert not out.exists()
+    go(out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="speed must be another"):
+        run(other, "smoke", Settings(), out, 1, Console(quiet=True), fresh)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("mnist-oneshot --validation 3000000", "n_last must be in 0.."),
+        ("mnist-oneshot --data nothing", "data set must be one of"),
+        ("mnist-oneshot --data cifar10", "model lenet-300-100 is for images (1, 28, 28) of 10 classes, got cifar10"),
+        ("mnist-oneshot --init zeros", "init must be one of glorot_normal, "),
+        ("sparse-training --validation 3000000", "n_last must be in 0.."),
+        ("task-inference --images 400", "validation must be below the 400 images, got 500"),
+        ("imagenet --crop 33", "crop must be at most 32, the resize, got 33"),
+        ("imagenet --momentum 0", "momentum must be above 0, got 0.0"),
+        ("continual-world --ewc -1", "ewc must be at least 0, got -1.0"),
+        ("continual-world --memory 0", "memory must be at least 1, got 0"),
+        ("continual-world --clip -1", "clip must be at least 0, got -1.0"),
+    ],
+)
+def test_settings_that_jobs_would_choke_on(
+    command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
+    assert main(["run", *command.split(), "--preset", "smoke", "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_leftovers_are_swept_and_a_kill_at_the_very_start_is_no_harm(tmp_path: Path) -> None:
     prepare(tmp_path, toy(), "smoke", Settings())
     (tmp_path / "config.json").rename(tmp_path / ".config.json.4711.tmp")  # killed before it had its name
@@ -345,7 +386,10 @@ def lines(text: str) -> list[str]:
         ("{tmp}/" + 300 * "x", "File name too long"),
     ],
 )
-def test_folders_that_cannot_be(out: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_cannot_be(
+    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
     (tmp_path / "file").touch()
     assert main(["run", "mnist-oneshot", "--preset", "smoke", "--out", out.format(tmp=tmp_path)]) in (1, 2)
     errors = lines(capsys.readouterr().err)

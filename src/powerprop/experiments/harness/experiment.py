@@ -46,7 +46,8 @@ class Experiment:
         config: the frozen dataclass of plain numbers, strings and tuples that the presets are made of; its fields are
             the options of the command line, what its docstring's `Args` say of them is their help.
         presets: literal configurations by name: `smoke` (seconds), `cpu` (minutes), `paper` (its own values), …
-        prepare: called once before the jobs start, to find (or download) the data.
+        prepare: called once before anything is written, to find (or download) the data; a `ValueError` refuses settings
+            that it does not fit.
         jobs: the jobs known so far, given the results so far; asked again until nothing new comes (tuning first).
         run_job: `run_job(config, job, folder, progress)` trains and returns plain data; resumes if called again.
         report: `report(config, results, out)` draws into `out/figures` and returns the findings.

@@ -19,17 +19,21 @@ MOST_JOBS = 100_000
 
 def prepare(out: Path, experiment: Experiment, preset: str, config: Any) -> None:
     """Make the folder of a run, or check that the one there is of the same run; sweep what killed writers left."""
-    file = out / CONFIG
-    wanted = describe(experiment, preset, config)
-    if file.exists():
-        # Through the dataclass, so that a setting that is newer than the folder counts with its default.
-        found = describe(*open_run(out, {experiment.name: experiment}))
-        if found != wanted:
-            raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
+    check_same_run(out, experiment, preset, config)
     sweep(out)
     restore_versions(out)
-    if not file.exists():
-        write_sealed_json(file, wanted)
+    if not (out / CONFIG).exists():
+        write_sealed_json(out / CONFIG, describe(experiment, preset, config))
+
+
+def check_same_run(out: Path, experiment: Experiment, preset: str, config: Any) -> None:
+    """A folder with a run of other settings is an error that names the differences."""
+    if not (out / CONFIG).exists():
+        return
+    # Through the dataclass, so that a setting that is newer than the folder counts with its default.
+    found = describe(*open_run(out, {experiment.name: experiment}))
+    if found != (wanted := describe(experiment, preset, config)):
+        raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
 
 
 def describe(experiment: Experiment, preset: str, config: Any) -> dict[str, Any]:
@@ -101,10 +105,7 @@ def locked(out: Path) -> Iterator[None]:
 
     A folder with files of somebody else is refused before anything is written into it.
     """
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file; a run needs a folder: choose another --out")
-    if not (out / CONFIG).exists() and foreign(out, (VERSIONS,)):
-        raise RunError(f"{out} is not empty and not a run (it has no {CONFIG}); choose another --out")
+    check_place(out)
     out.mkdir(parents=True, exist_ok=True)
     with open(out / LOCK, "wb") as file:
         try:
@@ -116,6 +117,14 @@ def locked(out: Path) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"{out} is in use by another process") from None
         yield
+
+
+def check_place(out: Path) -> None:
+    """A file, or a folder with files of somebody else, is no place for a run."""
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; a run needs a folder: choose another --out")
+    if not (out / CONFIG).exists() and foreign(out, (VERSIONS,)):
+        raise RunError(f"{out} is not empty and not a run (it has no {CONFIG}); choose another --out")
 
 
 def foreign(out: Path, own: Sequence[str]) -> list[Path]:

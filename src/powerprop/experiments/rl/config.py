@@ -14,7 +14,7 @@ METHODS = (
 CRITICS = ("reset", "protected")
 LEAST = {
     "steps": 1, "width": 1, "layers": 1, "batch": 1, "train_every": 1, "replay": 1, "examples": 1, "episodes": 1,
-    "evaluate_every": 1, "checkpoint_every": 1,
+    "evaluate_every": 1, "checkpoint_every": 1, "memory": 1, "ewc": 0, "mas": 0, "clip": 0,
 }  # fmt: skip
 
 

@@ -31,8 +31,8 @@ from powerprop.train.distributed import local_device
 
 
 def prepare(config: Config) -> None:
-    """Find the data, or download it, before several processes ask for it."""
-    data.load(TASKS[config.task].data)
+    """Find the data, or download it, and refuse settings that it does not fit, before a job runs."""
+    data.load(TASKS[config.task].data).split_validation(config.validation)
 
 
 def layer_rules(config: Config, distribution: str) -> Layers:
