@@ -107,7 +107,7 @@ def toy(run_job: Any) -> Experiment:
         first = [Job("a", {"x": 1}), Job("b", {"x": 2})]
         return [*first, Job("c", {"x": results["a"]["y"]})] if {"a", "b"} <= results.keys() else first
 
-    return Experiment("toy", "", "", Config, {}, lambda config: None, toy_jobs, run_job, None)  # type: ignore[arg-type]
+    return Experiment("toy", "", "", {}, lambda config: None, toy_jobs, run_job, None)  # type: ignore[arg-type]
 
 
 def test_stages_follow_each_other_and_finished_jobs_are_skipped(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def toy_report(config: Settings, results: Any, out: Path) -> Findings:
 
 def toy(run_job: Callable[..., dict[str, Any]] = toy_job) -> Experiment:
     presets = {"smoke": Settings()}
-    return Experiment("toy", "", "", Settings, presets, lambda config: None, toy_jobs, run_job, toy_report)
+    return Experiment("toy", "", "", presets, lambda config: None, toy_jobs, run_job, toy_report)
 
 
 def go(out: Path, config: Settings = Settings(), run_job: Callable[..., dict[str, Any]] = toy_job) -> str:  # noqa: B008

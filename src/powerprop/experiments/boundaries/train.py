@@ -131,10 +131,5 @@ EXPERIMENT = Experiment(
     name="unknown-boundaries",
     title="tasks whose boundaries are found, not told",
     paper="section 5.3 mentions change-point detection; no figure",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
-)
+    presets=PRESETS, prepare=prepare, jobs=jobs, run_job=run_job, report=report,
+)  # fmt: skip

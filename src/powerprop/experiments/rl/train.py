@@ -170,10 +170,5 @@ EXPERIMENT = Experiment(
     name="continual-world",
     title="robot tasks one after another, by soft actor-critic",
     paper="table 4",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
-)
+    presets=PRESETS, prepare=prepare, jobs=jobs, run_job=run_job, report=report,
+)  # fmt: skip

@@ -146,16 +146,9 @@ def _first(part: data.Part, count: int) -> data.Part:
 
 def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
     return Experiment(
-        name=name,
-        title=title,
-        paper="tables 1 and 2, extreme-sparsity figure, section 5.2",
-        config=Config,
-        presets=presets,
-        prepare=prepare,
-        jobs=jobs,
-        run_job=run_job,
-        report=findings,
-    )
+        name=name, title=title, paper="tables 1 and 2, extreme-sparsity figure, section 5.2", presets=presets,
+        prepare=prepare, jobs=jobs, run_job=run_job, report=findings,
+    )  # fmt: skip
 
 
 EXPERIMENT = _experiment("sparse-training", "every sparse-training method on MNIST, LeNet-300-100", MNIST_PRESETS)
