@@ -15,6 +15,7 @@ import torch
 
 from pictures import write_tiny
 from powerprop.data import DataNotFound, Images, load
+from powerprop.export import model
 
 UNPACKER = Path(__file__).parents[2] / "shared" / "data" / "unpack.py"
 PACKED = {
@@ -80,3 +81,16 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that do not depend on the machine: more sparse layers are always faster."""
+    order = {"dense": 8.0, "smaller": 4.0, "sparse": 2.0, "all sparse": 1.0}
+    monkeypatch.setattr(model, "best_times", lambda calls, device, seconds=0: {n: order[n] for n in calls})
+
+
+@pytest.fixture
+def dense_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = {"dense": 1.0, "smaller": 4.0, "sparse": 2.0, "all sparse": 8.0}
+    monkeypatch.setattr(model, "best_times", lambda calls, device, seconds=0: {n: order[n] for n in calls})
