@@ -319,6 +319,7 @@ def test_settings_that_are_refused_leave_everything_as_it_was(fresh: bool, tmp_p
         ("mnist-oneshot --data cifar10", "model lenet-300-100 is for images (1, 28, 28) of 10 classes, got cifar10"),
         ("mnist-oneshot --init zeros", "init must be one of glorot_normal, "),
         ("sparse-training --validation 3000000", "n_last must be in 0.."),
+        ("sparse-training --lrs 0.1 0.1", "lrs must be different, got (0.1, 0.1)"),
         ("task-inference --images 400", "validation must be below the 400 images, got 500"),
         ("imagenet --crop 33", "crop must be at most 32, the resize, got 33"),
         ("imagenet --momentum 0", "momentum must be above 0, got 0.0"),
