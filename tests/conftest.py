@@ -15,6 +15,7 @@ import torch
 
 from pictures import write_tiny
 from powerprop.data import DataNotFound, Images, load
+from sparse_nets import set_times
 
 UNPACKER = Path(__file__).parents[2] / "shared" / "data" / "unpack.py"
 PACKED = {
@@ -80,3 +81,22 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sparse layers are always faster."""
+    order = {"dense": 8.0, "smaller": 4.0, "columns": 3.0, "sparse": 2.0, "all sparse": 1.0}
+    set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})
+
+
+@pytest.fixture
+def columns_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = {"dense": 8.0, "smaller": 4.0, "columns": 1.0, "sparse": 2.0, "all sparse": 3.0}
+    set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})
+
+
+@pytest.fixture
+def dense_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = {"dense": 1.0, "smaller": 4.0, "columns": 3.0, "sparse": 2.0, "all sparse": 8.0}
+    set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})

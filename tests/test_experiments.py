@@ -25,6 +25,7 @@ from powerprop.experiments.oneshot.measured import best_arm, largest_gain, measu
 from powerprop.experiments.oneshot.mnist import PRESETS
 from powerprop.experiments.oneshot.train import Arm, Config, arms, load_splits, make_optimizer, triangle
 from powerprop.experiments.oneshot.tuning import chosen_lr, jobs, tuning_score
+from powerprop.files import read_sealed_json, write_sealed_json
 from powerprop.train import NonFiniteError
 
 ONESHOT = [name for name, experiment in EXPERIMENTS.items() if experiment.config is Config]
@@ -106,7 +107,7 @@ def toy(run_job: Any) -> Experiment:
         first = [Job("a", {"x": 1}), Job("b", {"x": 2})]
         return [*first, Job("c", {"x": results["a"]["y"]})] if {"a", "b"} <= results.keys() else first
 
-    return Experiment("toy", "", "", Config, {}, lambda config: None, toy_jobs, run_job, None)  # type: ignore[arg-type]
+    return Experiment("toy", "", "", {}, lambda config: None, toy_jobs, run_job, None)  # type: ignore[arg-type]
 
 
 def test_stages_follow_each_other_and_finished_jobs_are_skipped(tmp_path: Path) -> None:
@@ -158,9 +159,9 @@ def test_a_folder_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
 def test_a_setting_newer_than_the_folder_counts_with_its_default(tmp_path: Path) -> None:
     experiment = EXPERIMENTS["mnist-oneshot"]
     prepare(tmp_path, experiment, "smoke", PRESETS["smoke"])
-    saved = json.loads((tmp_path / "config.json").read_text())
-    del saved["config"]["momentum"], saved["checksum"]
-    (tmp_path / "config.json").write_text(json.dumps(saved))
+    saved = read_sealed_json(tmp_path / "config.json")
+    del saved["config"]["momentum"]
+    write_sealed_json(tmp_path / "config.json", saved)
     prepare(tmp_path, experiment, "smoke", PRESETS["smoke"])
     with pytest.raises(RunError, match=r"momentum is 0\.0 there and 0\.9 here, width is 1\.0 there and 2\.0 here"):
         prepare(tmp_path, experiment, "smoke", replace(PRESETS["smoke"], momentum=0.9, width=2.0))

@@ -19,6 +19,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from powerprop.cli import main
 from powerprop.continual import EWC, VCL, EfficientPackNet, Naive, diagonal_fisher
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.harness.runner import run
@@ -390,6 +391,16 @@ def test_names_and_limits_of_tasks() -> None:
     environment = MetaWorld("reach")
     with pytest.raises(RuntimeError, match="an episode has 200 steps"):
         environment.step(np.zeros(4))
+
+
+@metaworld
+def test_an_unknown_task_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "continual-world", "--preset", "smoke", "--tasks", "hamer", "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert capsys.readouterr().err == "error: Meta-World has no task 'hamer'; did you mean hammer?\n"
+    assert not (tmp_path / "run").exists()
 
 
 @metaworld

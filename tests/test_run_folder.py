@@ -27,7 +27,7 @@ from powerprop.experiments.harness.folder import known_jobs, locked, prepare
 from powerprop.experiments.harness.resume import progress_of, remove_run
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.harness.versions import changes, merged
-from powerprop.files import FileError
+from powerprop.files import FileError, write_sealed_json
 from powerprop.report import Page, Table
 from powerprop.train import MetricsLog
 
@@ -60,7 +60,7 @@ def toy_report(config: Settings, results: Any, out: Path) -> Findings:
 
 def toy(run_job: Callable[..., dict[str, Any]] = toy_job) -> Experiment:
     presets = {"smoke": Settings()}
-    return Experiment("toy", "", "", Settings, presets, lambda config: None, toy_jobs, run_job, toy_report)
+    return Experiment("toy", "", "", presets, lambda config: None, toy_jobs, run_job, toy_report)
 
 
 def go(out: Path, config: Settings = Settings(), run_job: Callable[..., dict[str, Any]] = toy_job) -> str:  # noqa: B008
@@ -108,15 +108,21 @@ def test_one_digit_is_enough(file: str, tmp_path: Path) -> None:
             go(out)
 
 
-def test_jobs_of_before_there_were_records(tmp_path: Path) -> None:
+def test_a_result_without_its_record_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(out)
-    for path in out.glob("jobs/*/job.json"):
-        path.unlink()
-    go(out)
-    (out / "jobs" / "seed0" / "result.json").write_text("{}")
-    with pytest.raises(FileError, match=r"result\.json is not the result of \{'seed': 0\}; delete"):
+    record = out / "jobs" / "seed0" / "job.json"
+    content = record.read_bytes()
+    record.unlink()
+    with pytest.raises(
+        FileError, match=r"job\.json is missing; delete .*seed0 and the same command does this job again"
+    ):
         go(out)
+    write_sealed_json(record, {"versions": json.loads(content)["versions"]})
+    with pytest.raises(FileError, match=r"job\.json has no checksum of result\.json; delete .*seed0 and"):
+        go(out)
+    record.write_bytes(content)
+    go(out)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +142,15 @@ def test_versions_that_were_edited(content: str, tmp_path: Path) -> None:
     assert json.loads((out / "versions.json").read_text())["torch"]
 
 
-def test_versions_of_before_there_were_checksums(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "versions.json"])
+def test_a_file_without_a_checksum_is_an_error(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     go(out)
-    kept = json.loads((out / "versions.json").read_text())
+    kept = json.loads((out / name).read_text())
     del kept["checksum"]
-    (out / "versions.json").write_text(json.dumps(kept))
-    go(out)
-    assert kept["torch"] in (out / "report.html").read_text()
+    (out / name).write_text(json.dumps(kept))
+    with pytest.raises(FileError, match=rf"{name} is damaged or edited: it does not have its checksum; "):
+        go(out)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +295,48 @@ def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
     go(out)
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_settings_that_are_refused_leave_everything_as_it_was(fresh: bool, tmp_path: Path) -> None:
+    def refuse(config: Settings) -> None:
+        raise ValueError(f"speed must be another, got {config.speed}")
+
+    out, other = tmp_path / "run", replace(toy(), prepare=refuse)
+    with pytest.raises(RunError, match=r"speed must be another, got 1\.0"):
+        run(other, "smoke", Settings(), out, 1, Console(quiet=True), fresh)
+    assert not out.exists()
+    go(out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="speed must be another"):
+        run(other, "smoke", Settings(), out, 1, Console(quiet=True), fresh)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("mnist-oneshot --validation 3000000", "n_last must be in 0.."),
+        ("mnist-oneshot --data nothing", "data set must be one of"),
+        ("mnist-oneshot --data cifar10", "model lenet-300-100 is for images (1, 28, 28) of 10 classes, got cifar10"),
+        ("mnist-oneshot --init zeros", "init must be one of glorot_normal, "),
+        ("sparse-training --validation 3000000", "n_last must be in 0.."),
+        ("sparse-training --lrs 0.1 0.1", "lrs must be different, got (0.1, 0.1)"),
+        ("task-inference --images 400", "validation must be below the 400 images, got 500"),
+        ("imagenet --crop 33", "crop must be at most 32, the resize, got 33"),
+        ("imagenet --momentum 0", "momentum must be above 0, got 0.0"),
+        ("continual-world --ewc -1", "ewc must be at least 0, got -1.0"),
+        ("continual-world --memory 0", "memory must be at least 1, got 0"),
+        ("continual-world --clip -1", "clip must be at least 0, got -1.0"),
+    ],
+)
+def test_settings_that_jobs_would_choke_on(
+    command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
+    assert main(["run", *command.split(), "--preset", "smoke", "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_leftovers_are_swept_and_a_kill_at_the_very_start_is_no_harm(tmp_path: Path) -> None:
     prepare(tmp_path, toy(), "smoke", Settings())
     (tmp_path / "config.json").rename(tmp_path / ".config.json.4711.tmp")  # killed before it had its name
@@ -338,7 +387,10 @@ def lines(text: str) -> list[str]:
         ("{tmp}/" + 300 * "x", "File name too long"),
     ],
 )
-def test_folders_that_cannot_be(out: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_cannot_be(
+    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
     (tmp_path / "file").touch()
     assert main(["run", "mnist-oneshot", "--preset", "smoke", "--out", out.format(tmp=tmp_path)]) in (1, 2)
     errors = lines(capsys.readouterr().err)

@@ -249,8 +249,18 @@ def test_a_damaged_or_foreign_checkpoint_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c.pt", {"step": 3})
     model = net()
-    with pytest.raises(CheckpointError, match="it has no batches, log, loss, model, optimizer"):
+    with pytest.raises(CheckpointError, match="it has no batches, log, log_checksum, loss, model, optimizer, random"):
         fit(model, torch.optim.SGD(model.parameters(), lr=0.1), RandomBatches(), 5, checkpoint=tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("name", ["log_checksum", "random"])
+def test_a_checkpoint_without_checksum_or_random_state_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, stop_at=15)
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {part: value for part, value in load_checkpoint(path).items() if part != name})
+    with pytest.raises(CheckpointError, match=rf"checkpoint\.pt is not a checkpoint of fit: it has no {name}; delete "):
+        train(tmp_path)
 
 
 def test_a_failing_save_keeps_the_old_file(tmp_path: Path) -> None:

@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gzip
-import hashlib
 import io
-import json
 import os
 import random
 import resource
-import shutil
 import signal
 import sys
-import tarfile
 import tempfile
 import time
 import traceback
 import urllib.error
 import urllib.request
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +29,15 @@ import families
 import numpy as np
 import torch
 from chaos import same
-from PIL import Image
+from damage import damaged, edited, rezipped
+from kinds import TARGETS
 
 from powerprop import data
 from powerprop.cli import main
-from powerprop.continual import EfficientPackNet
-from powerprop.continual.saving import state_of
 from powerprop.data import DataCorrupt, DataNotFound
-from powerprop.data.cifar import read_batch
-from powerprop.data.idx import load_idx
-from powerprop.data.notmnist import idx_bytes, load_notmnist, read_archive
-from powerprop.data.shards import Shards, write_shard
-from powerprop.data.sources import MNIST, NOTMNIST, IdxFile
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.harness.experiment import RunError
 from powerprop.files import FileError
-from powerprop.masks import Masks
-from powerprop.train import load_checkpoint, read_metrics, save_checkpoint
 
 PLAIN = (FileError, RunError, DataCorrupt, DataNotFound)
 """Errors that say what is wrong with a file."""
@@ -64,202 +49,6 @@ MEMORY = 2**30
 
 class Hang(BaseException):
     """A case that did not come to an end."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A kind of file: `make` writes a good one and `read` reads it; `exact` if damage must never go unnoticed."""
-
-    make: Callable[[Path], None]
-    read: Callable[[Path], Any]
-    exact: bool = True
-
-
-# --- the kinds of files -------------------------------------------------------------------------------------------
-
-
-def md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
-def idx_contents() -> list[bytes]:
-    numbers = np.random.default_rng(0)
-    return [idx_bytes(numbers.integers(0, 10, s).astype(np.uint8)) for s in ((6, 28, 28), (6,), (4, 28, 28), (4,))]
-
-
-IDX = MNIST._replace(
-    files=tuple(
-        IdxFile(file.name, md5(content), len(content), md5(packed := gzip.compress(content, mtime=0)), len(packed))
-        for file, content in zip(MNIST.files, idx_contents(), strict=True)
-    ),
-    wheel="",
-    mirrors=(),
-)
-
-
-def write_idx(path: Path, compress: bool) -> None:
-    """The set around the file to be damaged: `path` is its first file."""
-    for file, content in zip(IDX.files, idx_contents(), strict=True):
-        name = file.name + ".gz" * compress
-        place = path.parent / "set" / IDX.folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(gzip.compress(content, mtime=0) if compress else content)
-    shutil.copyfile(path.parent / "set" / IDX.folder / (IDX.files[0].name + ".gz" * compress), path)
-
-
-def read_idx_set(path: Path, compress: bool) -> Any:
-    place = path.parent / "set" / IDX.folder / (IDX.files[0].name + ".gz" * compress)
-    shutil.copyfile(path, place)
-    images = load_idx(IDX, path.parent / "set", download=False)
-    return images.train_x, images.train_y, images.test_x, images.test_y
-
-
-def cifar_batch() -> bytes:
-    """A batch as Python 2 and numpy 1 pickled it."""
-    rows = np.random.default_rng(0).integers(0, 256, (4, 3072)).astype(np.uint8)
-    dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNK\x00K\x00K\x00tb"
-    head = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
-    raw = b"T" + rows.size.to_bytes(4, "little") + rows.tobytes()
-    array = head + b"(K\x01(M\x04\x00M\x00\x0ct" + dtype + b"\x89" + raw + b"tb"
-    return b"\x80\x02}(U\x06labels](K\x01K\x02K\x03K\x04eU\x04data" + array + b"u."
-
-
-def picture(kind: str, mode: str = "RGB") -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, (8, 8)).save(file, kind)
-    return file.getvalue()
-
-
-def write_letters(path: Path) -> None:
-    """An archive of letters as notMNIST's is."""
-    with tarfile.open(path, "w:gz") as tar:
-        for letter in "ABCDEFGHIJ":
-            info = tarfile.TarInfo(f"notMNIST_small/{letter}/x.png")
-            content = picture("PNG", "L")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-
-
-def read_letters(path: Path) -> Any:
-    """The set from its archive, of which the checksums are those of the good one."""
-    root = path.parent / "set"
-    shutil.rmtree(root, ignore_errors=True)
-    (root / NOTMNIST.folder).mkdir(parents=True)
-    shutil.copyfile(path, root / NOTMNIST.folder / "letters.tar.gz")
-    good = path.with_name("good")
-    if not good.exists():
-        shutil.copyfile(path, good)
-    arrays = read_archive(good, NOTMNIST.class_names)
-    files = [f._replace(md5=md5(idx_bytes(a))) for f, a in zip(NOTMNIST.files, arrays, strict=True)]
-    source = NOTMNIST._replace(
-        files=tuple(files),
-        mirrors=("http://nowhere/letters.tar.gz",),
-        archive_sha256=hashlib.sha256(good.read_bytes()).hexdigest(),
-    )
-    images = load_notmnist(source, root)
-    return images.train_x, images.train_y, images.test_x, images.test_y
-
-
-def read_shard(path: Path) -> Any:
-    shards = Shards([path])
-    return shards.labels, [shards.read(row) for row in range(len(shards))]
-
-
-def state() -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    return {"model": {"w": torch.rand(300, generator=generator)}, "step": 3, "name": "α", "list": [1.5, None]}
-
-
-def learner() -> EfficientPackNet:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    return EfficientPackNet(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), alpha=1.5, steps=2)
-
-
-def read_learner(path: Path) -> Any:
-    mine = learner()
-    mine.load(path)
-    return state_of(mine)
-
-
-def write_masks(path: Path) -> None:
-    Masks({"w": state()["model"]["w"] > 0.5, "v": torch.ones(3, 5, dtype=torch.bool)}).save(path)
-
-
-TARGETS: dict[str, Target] = {
-    "IDX": Target(lambda path: write_idx(path, False), lambda path: read_idx_set(path, False)),
-    "IDX, gzipped": Target(lambda path: write_idx(path, True), lambda path: read_idx_set(path, True)),
-    "CIFAR": Target(lambda path: path.write_bytes(cifar_batch()) and None, lambda p: read_batch(p, md5(cifar_batch()))),
-    "notMNIST": Target(write_letters, read_letters),
-    "shards": Target(lambda path: write_shard(path, [(picture("JPEG"), 3), (picture("PNG"), 1)]), read_shard, False),
-    "checkpoint": Target(lambda path: save_checkpoint(path, state()), load_checkpoint),
-    "learner": Target(lambda path: learner().save(path), read_learner),
-    "masks": Target(write_masks, lambda path: dict(Masks.load(path))),
-    "metrics": Target(lambda path: path.write_text('{"step": 1, "loss": 0.5}\n' * 9) and None, read_metrics, False),
-}
-
-
-# --- damage -------------------------------------------------------------------------------------------------------
-
-
-def damaged(content: bytes, chance: random.Random) -> bytes:
-    """The content with one to four accidents."""
-    for _ in range(chance.choice((1, 1, 2, 4))):
-        content = chance.choice(ACCIDENTS)(content, chance)
-    return content
-
-
-def flip(content: bytes, chance: random.Random) -> bytes:
-    if not content:
-        return b"\0"
-    place = chance.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
-
-
-def overwrite(content: bytes, chance: random.Random) -> bytes:
-    place, size = chance.randrange(len(content) + 1), chance.choice((1, 4, 64, 4096))
-    return (
-        content[:place] + chance.choice((bytes(size), b"\xff" * size, chance.randbytes(size))) + content[place + size :]
-    )
-
-
-def at_the_start(content: bytes, chance: random.Random) -> bytes:
-    """Headers have the lengths and types."""
-    place = chance.randrange(min(64, len(content) + 1))
-    return content[:place] + chance.randbytes(chance.choice((1, 2, 4, 8))) + content[place + 8 :]
-
-
-def repeat(content: bytes, chance: random.Random) -> bytes:
-    place = chance.randrange(len(content) + 1)
-    return content[:place] + content[place : place + chance.choice((1, 16, 512))] * 3 + content[place:]
-
-
-ACCIDENTS: list[Callable[[bytes, random.Random], bytes]] = [
-    flip,
-    flip,
-    overwrite,
-    at_the_start,
-    repeat,
-    lambda content, chance: content[: chance.randrange(len(content) + 1)],
-    lambda content, chance: content[chance.randrange(len(content) + 1) :],
-    lambda content, chance: chance.randbytes(chance.choice((0, 1, 8, 100, 5000))),
-    lambda content, chance: chance.choice(
-        (b"{}", b"null", b"[]", b"\x80\x02.", b"PK\x05\x06" + bytes(18), b"\x1f\x8b")
-    ),
-]
-
-
-def rezipped(content: bytes, chance: random.Random) -> bytes:
-    """A checkpoint whose parts are damaged and have the checksums of what they now are."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w") as new:
-        for name in old.namelist():
-            part = old.read(name)
-            new.writestr(name, damaged(part, chance) if chance.random() < 0.4 else part)
-    return out.getvalue()
-
-
-# --- cases --------------------------------------------------------------------------------------------------------
 
 
 class Fuzz:
@@ -391,23 +180,6 @@ def words(chance: random.Random, run: Path) -> list[str]:
     if first == ["run"] and chance.random() < 0.7:
         first.append(chance.choice(names))
     return first + [chance.choice(known)() for _ in range(chance.randrange(6))]
-
-
-def edited(content: bytes, chance: random.Random) -> bytes:
-    """A JSON file in which somebody changed, dropped or added something."""
-    value = json.loads(content)
-    odd = chance.choice((None, [], {}, "x", -1, 10**30, 1.5, True, [None], {"a": []}, float("nan")))
-    inner = value
-    while isinstance(inner, dict) and inner and chance.random() < 0.8:
-        key = chance.choice(list(inner))
-        if not isinstance(inner[key], dict) or chance.random() < 0.3:
-            if chance.random() < 0.3:
-                del inner[key]
-            else:
-                inner[key] = odd
-            return json.dumps(value).encode()
-        inner = inner[key]
-    return json.dumps(odd).encode()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from powerprop.experiments import EXPERIMENTS, Experiment
 from powerprop.experiments.harness.docs import write_docs
 from powerprop.experiments.harness.experiment import Findings, RunError
 from powerprop.experiments.harness.parallel import default_workers
-from powerprop.experiments.harness.resume import progress_of, remove_run
+from powerprop.experiments.harness.resume import progress_of
 from powerprop.experiments.harness.runner import run as run_experiment
 from powerprop.report.style import matplotlib
 from powerprop.train.distributed import is_main
@@ -73,12 +73,10 @@ def run_one(
     matplotlib()
     if workers is not None and workers < 1:
         raise RunError(f"workers must be at least 1, got {workers}")
-    if fresh and is_main():
-        remove_run(out)
-    if (out / "jobs").is_dir() and is_main():
+    if not fresh and (out / "jobs").is_dir() and is_main():
         done, known = progress_of(out, experiment, config)
         say(console, f"{experiment.name}: {done} of {known} jobs are done")
-    return run_experiment(experiment, preset, config, out, workers or default_workers(), console)
+    return run_experiment(experiment, preset, config, out, workers or default_workers(), console, fresh)
 
 
 def configured(experiment: Experiment, settings: dict[str, Any]) -> Any:

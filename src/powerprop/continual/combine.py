@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-__all__ = ["ADDED", "ALONE", "check_combination", "combine", "verbs_of"]
+__all__ = ["ADDED", "ALONE", "act", "check_combination", "combine", "verbs_of"]
 
 ADDED = ("begin_task", "rehearse", "penalty", "after_step", "end_task")
 """Verbs that several strategies may have: all of them act, in the order of the classes."""
@@ -30,6 +30,12 @@ def verbs_of(kind: type[Any], verb: str) -> tuple[Callable[..., Any], ...]:
         if verb in vars(each) and not any(issubclass(nearer, each) for nearer in found):
             found.append(each)
     return tuple(vars(each)[verb] for each in found)
+
+
+def act(learner: Any, verb: str, *arguments: Any) -> list[Any]:
+    """Every strategy of a learner does what it does in a verb."""
+    kind: Any = type(learner)
+    return [function(learner, *arguments) for function in verbs_of(kind, verb)]
 
 
 def check_combination(kind: type) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from powerprop.continual.arguments import check_least
 from powerprop.continual.gates import Gates, put_gates
 from powerprop.continual.holding import Holder
 from powerprop.continual.layers import own_layers
@@ -92,9 +93,7 @@ class HAT(Strategy):
         inputs: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        for name, number, least in (("s_max", s_max, 1), ("strength", strength, 0), ("periods", periods, 1)):
-            if not number >= least:
-                raise ValueError(f"{name} must be at least {least}, got {number}")
+        check_least(s_max=(s_max, 1), strength=(strength, 0), periods=(periods, 1))
         if gate_lr is not None and not gate_lr > 0:
             raise ValueError(f"gate_lr must be positive, got {gate_lr}")
         super().__init__(model, optimizer, **options)
@@ -227,7 +226,7 @@ class HAT(Strategy):
         if new:
             rate = {} if self.gate_lr is None else {"lr": self.gate_lr}
             decay = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
-            self._train_also(new, **rate, **decay)
+            self.parameters.add(new, **rate, **decay)
 
     def _protect(self, learning: int | None) -> None:
         """Hold what earlier tasks depend on, in the optimiser."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Learned", "Now", "Rehearsal", "Stateful"]
+from powerprop.continual.task import Task
+
+__all__ = ["Learned", "Now", "Rehearsal", "Stateful", "next_task"]
 
 
 class Stateful(Protocol):
@@ -62,3 +64,14 @@ class Now:
         if self.steps is None:
             raise ValueError(f"task {self.task}: how many steps there will be is not known; say begin(…, steps=…)")
         return self.step / self.steps
+
+
+def next_task(
+    current: int, task: int | Task | None, classes: Sequence[int] | None, steps: int | None, name: str
+) -> Now:
+    """The beginning of the task with the number `current`, from what `Strategy.begin` was given of it."""
+    index, name = (task.index, task.name) if isinstance(task, Task) else (task, name or f"task {current}")
+    if index is not None and index != current:
+        raise ValueError(f"{name}: expected the task with index {current}, got {index}")
+    classes = task.classes if isinstance(task, Task) else classes
+    return Now(current, name, None if classes is None else tuple(classes), steps)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual.layers import channels
-from powerprop.continual.task import drawing_from
+from powerprop.continual.seeds import drawing_from
 
 __all__ = ["units_seen"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from powerprop.continual.now import Learned
 from powerprop.continual.objective import OBJECTIVES, Objective
 from powerprop.optim import Powerprop
 from powerprop.tensorfiles import read_tensors, write_tensors
@@ -82,7 +83,7 @@ def _named(learner: Strategy, attribute: str) -> list[str]:
 def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     """Make a learner what `state_of` described, all of it or nothing."""
     check_identity(data["identity"], json.loads(json.dumps(identity(learner))))
-    learner.add_heads(len(data["tasks"]))
+    learner.parameters.add_heads(len(data["tasks"]), lambda: learner.generator("head"))
     now, plain = state_of(learner)
     kinds = ("model/", "phi/")
     check_shapes(*({n: t for n, t in each.items() if n.startswith(kinds)} for each in (tensors, now)))
@@ -97,9 +98,17 @@ def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str,
 
 def _put(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     load_weights(learner.model, learner.optimizer, tensors)
-    learner.remember(data["tasks"], data["records"])
+    _remember(learner, data["tasks"], data["records"])
     for name, part in learner.parts.items():
         part.load_state(below(name, tensors), data["parts"][name])
+
+
+def _remember(learner: Strategy, tasks: Sequence[tuple[str, Sequence[int] | None]], records: Mapping[str, Any]) -> None:
+    """These are the tasks that were learned, and what was written down about them."""
+    learner.tasks = [Learned(name, None if own is None else tuple(own)) for name, own in tasks]
+    learner.records, learner.now = dict(records), None
+    for number, learned in enumerate(learner.tasks):
+        learner.objective.begin(number, learned.classes)
 
 
 def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

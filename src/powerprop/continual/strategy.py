@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,30 +12,23 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from powerprop.continual import saving
-from powerprop.continual.combine import check_combination, verbs_of
-from powerprop.continual.now import Learned, Now, Rehearsal, Stateful
-from powerprop.continual.objective import Classification, Model, Objective, as_objective
+from powerprop.continual import saving, stepping
+from powerprop.continual.arguments import check_least
+from powerprop.continual.asking import check_task, over_heads
+from powerprop.continual.combine import act, check_combination
+from powerprop.continual.now import Learned, Now, Rehearsal, Stateful, next_task
+from powerprop.continual.objective import Model, Objective, as_objective
 from powerprop.continual.optimiser import OptimizerFactory, powerprop_of
-from powerprop.continual.source import Missing, Source, to_device
-from powerprop.continual.task import Task, derived_seed, drawing_from
+from powerprop.continual.parameters import Parameters
+from powerprop.continual.seeds import derived_seed, drawing_from, number_of
+from powerprop.continual.source import Missing, Source
+from powerprop.continual.task import Task
+from powerprop.continual.training import Losses, Progress, set_rates, train
 from powerprop.continual.view import AsTask
 from powerprop.eval_mode import evaluating
-from powerprop.mask_entries import count
 from powerprop.select import Where
-from powerprop.train.fit import LossTally
-from powerprop.train.rates import Rates
 
 __all__ = ["Naive", "Progress", "Strategy"]
-
-Progress = Callable[[str, int, float], None]
-"""Hears the phase of the work, its step and the mean loss since it last heard."""
-
-HEARD_EVERY = 100
-LEAST_SHARE = 1e-6
-"""Of the loss, for the task in hand; less is rounding."""
-PURPOSES = ("batches", "layers", "weights", "labels", "revived", "layers at the end")
-"""Purposes of random numbers that have kept their seeds; those of other names are derived from the name."""
 
 
 class Strategy:
@@ -91,9 +82,7 @@ class Strategy:
         schedule: Callable[[str, float], float] | None = None,
         clip: float | None = None,
     ) -> None:
-        for name, number, least in (("steps", steps, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if number < least:
-                raise ValueError(f"{name} must be at least {least}, got {number}")
+        check_least(steps=(steps, 1), batch_size=(batch_size, 1), seed=(seed, 0))
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be a positive norm, got {clip}")
         if heads is not None:
@@ -106,8 +95,7 @@ class Strategy:
         self.tasks: list[Learned] = []
         self.records: dict[str, Any] = {}
         self.now: Now | None = None
-        self._known = {id(parameter) for parameter in model.parameters()}
-        self._rates = Rates(self.optimizer)
+        self.parameters = Parameters(model, self.optimizer, heads)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -134,19 +122,15 @@ class Strategy:
             raise RuntimeError(
                 f"{self.now.name} is still being learned: call end() before the next begin(), or give_up()"
             )
-        index, name = (task.index, task.name) if isinstance(task, Task) else (task, name or f"task {self.current}")
-        if index is not None and index != self.current:
-            raise ValueError(f"{name}: expected the task with index {self.current}, got {index}")
-        classes = task.classes if isinstance(task, Task) else classes
-        self.add_heads(self.current + 1, f"{name}: ")
-        self._take_up_new_parameters()
-        self.objective.begin(self.current, classes)
+        now = next_task(self.current, task, classes, steps, name)
+        self.parameters.add_heads(self.current + 1, lambda: self.generator("head"), f"{now.name}: ")
+        self.parameters.take_up_new()
+        self.objective.begin(self.current, now.classes)
         self.optimizer.base.state.clear()
         self.model.train()
-        self.now = Now(self.current, name, None if classes is None else tuple(classes), steps)
-        self._tally = LossTally(self.device)
+        self.now, self._tally = now, Losses(self.device)
         try:
-            self._act("begin_task")
+            act(self, "begin_task")
         except BaseException:
             self.now = None
             raise
@@ -168,16 +152,8 @@ class Strategy:
         """The first half of a step, to be called several times where gradients are accumulated."""
         self._open("backward")
         self._tally.add(loss)
-        rehearsals = [each for found in self._act("rehearse") for each in found or ()]
-        share = 1.0 - sum(each.share for each in rehearsals)
-        if share < LEAST_SHARE:
-            shares = [each.share for each in rehearsals]
-            raise ValueError(f"rehearsals have shares of {shares} of the loss, which leave none for the task in hand")
-        _scaled(loss if share == 1.0 else share * loss, scaler).backward()  # type: ignore[no-untyped-call]
-        for batch, task, share, loss_of in rehearsals:
-            with self.viewing(task if isinstance(task, int) else None) as model:
-                again = (loss_of or self.objective.loss)(model, to_device(batch, self.device), task)
-            _scaled(share * again, scaler).backward()  # type: ignore[no-untyped-call]
+        rehearsals = [each for found in act(self, "rehearse") for each in found or ()]
+        stepping.backward(self, loss, rehearsals, scaler)
 
     def update(self, scaler: GradScaler | None = None) -> None:
         """The second half: the gradients as the methods want them, the penalty, clipping, the optimiser."""
@@ -185,21 +161,13 @@ class Strategy:
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         self.after_backward()
-        penalties = [term for term in self._act("penalty") if term is not None]
-        if penalties:
-            torch.stack(penalties).sum().backward()  # type: ignore[no-untyped-call]
-        if self.clip is not None and (share := self.trained_share()) > 0:
-            self.optimizer.clip_grad_norm_(self.clip * math.sqrt(share))
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        stepping.add_penalties(act(self, "penalty"))
+        stepping.clip(self)
+        stepping.move(self.optimizer, scaler)
         now.step += 1
-        self._act("after_step")
+        act(self, "after_step")
         now.batch = None
-        if now.step % HEARD_EVERY == 0:
-            self._mean = self._tally.take(now.step)
+        self._tally.after(now.step)
 
     def end(self, data: Any = None, validation: Any = None, progress: Progress | None = None) -> None:
         """End a task: from now on it is one of those learned.
@@ -214,7 +182,7 @@ class Strategy:
         held = source if validation is None else self.source(validation)
         with self._drawing("layers at the end"):
             self.model.eval()
-            self._act("end_task", source, held, progress)
+            act(self, "end_task", source, held, progress)
         self.tasks.append(Learned(now.name, now.classes))
         self.now = None
         self.model.eval()
@@ -239,7 +207,7 @@ class Strategy:
 
     def give_up(self) -> None:
         """Leave the task in hand without having learned it; the next `begin` is of the same task."""
-        self._set_rates("", 0.0)
+        set_rates(self, "", 0.0)
         self.now = None
         self.model.eval()
 
@@ -247,18 +215,7 @@ class Strategy:
         """Some steps with the batches of a source."""
         now = self._open("train")
         now.phase, now.step, now.steps = phase, 0, steps
-        self.model.train()
-        for step in range(1, steps + 1):
-            self._set_rates(phase, (step - 1) / steps)
-            batch = next(source)
-            with self.viewing(now.task) as model:
-                loss = self.objective.loss(model, batch, now.task)
-            self.step(loss, batch)
-            if step % HEARD_EVERY == 0 or step == steps:
-                mean = self._mean if step % HEARD_EVERY == 0 else self._tally.take(step)
-                if progress is not None:
-                    progress(phase, step, mean)
-        self._set_rates("", 0.0)
+        train(self, self._tally, source, steps, progress, phase)
 
     # --- the verbs ----------------------------------------------------------------------------------------------
 
@@ -291,9 +248,9 @@ class Strategy:
         later is answered by the network as it is, which is what forward transfer measures, where outputs mean the same
         in all tasks.
         """
-        self._check_task(task)
+        check_task(self, task)
         if task is None and self.heads is not None:
-            return self._over_heads(x.to(self.device))
+            return over_heads(self, x.to(self.device))
         with self.viewing(task) as model, evaluating(self.model), torch.no_grad():
             return self.objective.predict(model, x.to(self.device), task)
 
@@ -324,7 +281,7 @@ class Strategy:
         are the same on every machine."""
         made = {} if self.now is None else self.now.generators
         if purpose not in made:
-            made[purpose] = torch.Generator().manual_seed(derived_seed(self.seed, self.current, _number(purpose)))
+            made[purpose] = torch.Generator().manual_seed(derived_seed(self.seed, self.current, number_of(purpose)))
         return made[purpose]
 
     def source(self, data: Any) -> Source:
@@ -342,7 +299,7 @@ class Strategy:
     @torch.no_grad()
     def logits(self, x: Tensor, task: int) -> Any:
         """The plain outputs of the network as a task sees it, in evaluation mode."""
-        self._check_task(task)
+        check_task(self, task)
         with self.viewing(task) as model, evaluating(self.model):
             return Objective.predict(self.objective, model, x.to(self.device), task)
 
@@ -354,27 +311,16 @@ class Strategy:
 
     def trained_share(self) -> float:
         """The fraction of the weights that the task in hand trains; heads of other tasks are no part of it."""
-        masters = {n: m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)}
-        trained = {n: m for n, m in masters.items() if m.param.grad is not None}
-        moving = sum(m.param.numel() if m.trainable is None else count(m.trainable) for m in trained.values())
-        return moving / max(1, sum(m.param.numel() for m in masters.values()))
+        return self.parameters.trained_share(self.current)
 
     def head_of(self, name: str) -> int | None:
         """The task whose head this name is inside of; None for everything that is shared."""
-        if self.heads is None or not name.startswith(f"{self.heads}."):
-            return None
-        child = name[len(self.heads) + 1 :].partition(".")[0]
-        return int(child) if child.isdigit() else None
+        return self.parameters.head_of(name)
 
     def memory_bytes(self) -> int:
         """What the method keeps beyond the model, as it is saved."""
         tensors = (t for part in self.parts.values() for t in part.state()[0].values())
         return sum(t.numel() * t.element_size() for t in tensors)
-
-    def _act(self, verb: str, *arguments: Any) -> list[Any]:
-        """Every strategy of this learner does what it does in a verb."""
-        kind: Any = type(self)
-        return [function(self, *arguments) for function in verbs_of(kind, verb)]
 
     def _open(self, what: str) -> Now:
         if self.now is None:
@@ -383,59 +329,7 @@ class Strategy:
 
     def _drawing(self, purpose: str) -> AbstractContextManager[None]:
         """Layers that know torch's global generator only (dropout) draw from a seed of the task."""
-        return drawing_from(derived_seed(self.seed, self.current, _number(purpose)), self.device)
-
-    def _set_rates(self, phase: str, done: float) -> None:
-        """The rates of the schedule; outside of a phase, those of the optimiser."""
-        if self.schedule is not None:
-            self._rates.scale(self.schedule(phase, done) if phase else 1.0)
-
-    def _over_heads(self, x: Tensor) -> Any:
-        if not isinstance(self.objective, Classification):
-            kind = type(self.objective).__name__
-            raise ValueError(f"predict with {kind} needs the task: every task has an output layer of its own")
-        return self.objective.likeliest([self.logits(x, task) for task in range(self.current)])
-
-    def _check_task(self, task: int | None) -> None:
-        """An error that names the tasks there are, if this one cannot be answered for."""
-        known = self.current + (self.now is not None)
-        if not self.tasks and (task is None or not known):
-            raise ValueError(f"task must be learned first: none is yet, got {task}")
-        limit = known if self.heads is not None or not self.objective.shared_outputs else math.inf
-        if task is not None and not 0 <= task < limit:
-            raise ValueError(f"task must be in 0..{known - 1} (the tasks learned so far), got {task}")
-
-    def add_heads(self, tasks: int, name: str = "") -> None:
-        """Output layers for so many tasks, where the module that has them knows how to `add` one."""
-        if self.heads is None:
-            return
-        heads = self.model.get_submodule(self.heads)
-        while len(known := [name for name, _ in heads.named_children() if name.isdigit()]) < tasks:
-            if not hasattr(heads, "add"):
-                text = f"{name}{self.heads!r} has no head '{tasks - 1}', it has {', '.join(known) or 'none'}"
-                raise ValueError(f"{text}; add one before the task begins")
-            heads.add(self.generator("head"))  # type: ignore[operator]
-        self._take_up_new_parameters()
-
-    def remember(self, tasks: Sequence[tuple[str, Sequence[int] | None]], records: dict[str, Any]) -> None:
-        """These are the tasks that were learned, and what was written down about them."""
-        self.tasks = [Learned(name, None if own is None else tuple(own)) for name, own in tasks]
-        self.records, self.now = dict(records), None
-        for number, learned in enumerate(self.tasks):
-            self.objective.begin(number, learned.classes)
-
-    def _take_up_new_parameters(self) -> None:
-        """Parameters that the model has got since the last task go to the optimiser, at the rate of its first group."""
-        new = [p for p in self.model.parameters() if id(p) not in self._known]
-        if new:
-            self._train_also(new)
-            self._known |= {id(parameter) for parameter in new}
-
-    def _train_also(self, parameters: list[nn.Parameter], **settings: Any) -> None:
-        """Further parameters, of the model or of the method itself, for the optimiser to train."""
-        group = {"params": parameters, "lr": self._rates.given[0], **settings}
-        self.optimizer.add_param_group(group)
-        self._rates.given.append(group["lr"])
+        return drawing_from(derived_seed(self.seed, self.current, number_of(purpose)), self.device)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
@@ -453,12 +347,3 @@ class Strategy:
 
 class Naive(Strategy):
     """Fine-tuning from task to task without any protection: the baseline that forgets."""
-
-
-def _scaled(loss: Tensor, scaler: GradScaler | None) -> Tensor:
-    return loss if scaler is None else scaler.scale(loss)
-
-
-def _number(purpose: str) -> int:
-    """Purposes as numbers: the known ones by their place, others by their name."""
-    return PURPOSES.index(purpose) if purpose in PURPOSES else zlib.crc32(purpose.encode())

@@ -81,7 +81,7 @@ class SupSup(Inferring):
         if weights == "signed":
             self._sign_weights()
         self.scores = {n: nn.Parameter(torch.zeros_like(m.param)) for n, m in self.nets.masters.items()}
-        self._train_also(list(self.scores.values()))
+        self.parameters.add(list(self.scores.values()))
         self._handles: list[RemovableHandle] = []
 
     @torch.no_grad()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,20 +146,3 @@ def check_distinct(classes: Sequence[tuple[int, ...] | None]) -> None:
     if shared := sorted(number for number, count in times.items() if count > 1):
         text = f"class-incremental evaluation needs classes that no two tasks share, got {shared} more than once"
         raise ValueError(f"{text}; give each task its own through classes=, or evaluate domain-incremental")
-
-
-def derived_seed(seed: int, *parts: int) -> int:
-    """A seed for one purpose, such as the batches of task 17, so that it needs nothing that was drawn before it."""
-    return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0] >> 1)
-
-
-@contextmanager
-def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
-    """Let layers that know torch's global generator only (dropout) draw from this seed, and put its state back."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the other devices too, for good
-        for each in devices:
-            with torch.cuda.device(each):
-                torch.cuda.manual_seed(seed)
-        yield

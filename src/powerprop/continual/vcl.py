@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from powerprop.continual.arguments import check_least
 from powerprop.continual.layers import check_protect, protected
 from powerprop.continual.now import Rehearsal
 from powerprop.continual.objective import Classification, Model
@@ -56,7 +57,7 @@ class Posterior:
         new = {n: each for n, each in new.items() if n not in self.log_variance}
         if new:
             decay = {"weight_decay": 0.0} if "weight_decay" in self.learner.optimizer.defaults else {}
-            self.learner._train_also(list(new.values()), **decay)
+            self.learner.parameters.add(list(new.values()), **decay)
             self.log_variance |= new
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -115,10 +116,7 @@ class VCL(Strategy):
         protect: str | Sequence[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
-        least = {"examples": (examples, 1), "samples": (samples, 1), "likelihood_steps": (likelihood_steps, 0)}
-        for name, (value, lowest) in least.items():
-            if value < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        check_least(examples=(examples, 1), samples=(samples, 1), likelihood_steps=(likelihood_steps, 0))
         if not prior_variance > 0:
             raise ValueError(f"prior_variance must be positive, got {prior_variance}")
         self.examples, self.samples, self.likelihood_steps = examples, samples, likelihood_steps

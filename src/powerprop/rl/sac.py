@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from powerprop.continual.objective import Model
 from powerprop.continual.packing.base import Packing
 from powerprop.continual.replay import Replay as Rehearsing
+from powerprop.continual.seeds import derived_seed
 from powerprop.continual.source import to_device
 from powerprop.continual.strategy import Naive, Strategy
-from powerprop.continual.task import derived_seed
 from powerprop.rl.networks import Actor, TwinCritic
 from powerprop.rl.policy import Policy, Values, squashed
 from powerprop.rl.replay import Replay, Transitions

@@ -186,19 +186,19 @@ def _resume(
         state = load_checkpoint(path)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {advice}") from None
-    if missing := {*parts, "step", "log"} - state.keys():
-        raise CheckpointError(f"{path} is not a checkpoint of fit: it has no {', '.join(sorted(missing))}")
+    if missing := {*parts, "step", "log", "log_checksum", "random"} - state.keys():
+        raise CheckpointError(f"{path} is not a checkpoint of fit: it has no {', '.join(sorted(missing))}; {advice}")
     step: int = state["step"]
     if step > steps:
         raise CheckpointError(f"{path} was made at step {step}, after the {steps} steps asked for")
     if log is not None:
         try:
-            log.rewind(state["log"], state.get("log_checksum"))  # older checkpoints have none
+            log.rewind(state["log"], state["log_checksum"])
         except FileError as error:
             raise CheckpointError(f"{error}; {advice}") from None
     for name, part in parts.items():
         part.load_state_dict(state[name])
-    set_random_state(state.get("random", ()), ranks.rank, device)  # older checkpoints have none
+    set_random_state(state["random"], ranks.rank, device)
     return step
 
 

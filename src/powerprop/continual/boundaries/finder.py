@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from powerprop.continual.boundaries.changepoint import ChangePointDetector
+from powerprop.continual.seeds import derived_seed, drawing_from, number_of
 from powerprop.continual.source import to_device
-from powerprop.continual.strategy import PURPOSES, Strategy
-from powerprop.continual.task import derived_seed, drawing_from
+from powerprop.continual.strategy import Strategy
 from powerprop.eval_mode import evaluating
 
 __all__ = ["BoundaryFinder", "check_finding"]
 
-LAYERS = PURPOSES.index("layers")
+LAYERS = number_of("layers")
 
 
 def check_finding(delay: int, confirm: int, certainty: float, least: int, memory: int) -> None:

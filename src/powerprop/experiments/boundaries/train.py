@@ -16,7 +16,7 @@ from torch import Tensor
 
 from powerprop import data
 from powerprop.continual import BoundaryFinder, ChangePointDetector, EfficientPackNet
-from powerprop.continual.task import derived_seed
+from powerprop.continual.seeds import derived_seed
 from powerprop.experiments.boundaries.config import PRESETS, Config, learning
 from powerprop.experiments.boundaries.measure import match, measure, overlaps
 from powerprop.experiments.boundaries.report import ARMS, findings, read_runs
@@ -131,10 +131,5 @@ EXPERIMENT = Experiment(
     name="unknown-boundaries",
     title="tasks whose boundaries are found, not told",
     paper="section 5.3 mentions change-point detection; no figure",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
-)
+    presets=PRESETS, prepare=prepare, jobs=jobs, run_job=run_job, report=report,
+)  # fmt: skip

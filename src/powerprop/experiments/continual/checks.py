@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from powerprop.continual.packing.search import check_grid
-from powerprop.experiments.harness.checks import check_alphas, check_positive, check_settings, require
+from powerprop.experiments.harness.checks import check_alphas, check_images, check_positive, check_settings, require
 
 if TYPE_CHECKING:
     from powerprop.data import Images
@@ -54,14 +54,9 @@ def check_config(config: Config) -> None:
     check_grid(config.grid)
 
 
-def check_images(config: Config, images: Images) -> None:
+def check_tasks(config: Config, images: Images) -> None:
     """Whether the data fit the network and can be cut into the tasks."""
-    shape, classes = INPUTS[config.model]
-    found = f"{images.name} with {images.shape} and {images.classes} classes"
-    require(
-        (images.shape, images.classes) == (shape, classes),
-        f"model {config.model} is for images {shape} of {classes} classes, got {found}",
-    )
+    check_images(config.model, *INPUTS[config.model], images)
     require(
         config.stream != "split" or images.classes % config.tasks == 0,
         f"tasks must divide the {images.classes} classes of {images.name}, got {config.tasks}",

@@ -11,13 +11,6 @@ from powerprop.experiments.harness.experiment import Experiment
 def continual_experiment(name: str, title: str, paper: str, presets: dict[str, Config], story: Story) -> Experiment:
     """An experiment in which tasks are learned one after the other."""
     return Experiment(
-        name=name,
-        title=title,
-        paper=paper,
-        config=Config,
-        presets=presets,
-        prepare=prepare_tasks,
-        jobs=jobs,
-        run_job=run_job,
+        name=name, title=title, paper=paper, presets=presets, prepare=prepare_tasks, jobs=jobs, run_job=run_job,
         report=lambda config, results, out: findings(config, results, out, story),
-    )
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from powerprop import data, models
 from powerprop.continual import Classification, EfficientPackNet, PackNet, Strategy, learn_stream
 from powerprop.continual.packing.search import FINE
-from powerprop.experiments.continual.checks import BY_VALIDATION, METHOD_LABELS, check_images
+from powerprop.experiments.continual.checks import BY_VALIDATION, METHOD_LABELS, check_tasks
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measure import Measures
 from powerprop.experiments.continual.tasklog import StepCount, TaskLog
@@ -69,7 +69,7 @@ def prepare_tasks(config: Config) -> None:
     for method in config.methods:
         if method in BY_VALIDATION and not config.validation:
             raise ValueError(f"validation must be at least 1, which {method} decides by, got {config.validation}")
-    check_images(config, load_images(config))
+    check_tasks(config, load_images(config))
 
 
 def rate(config: Config, alpha: float) -> float:

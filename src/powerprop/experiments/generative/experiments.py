@@ -12,8 +12,8 @@ from powerprop.experiments.harness.experiment import Experiment
 def experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
     """Ten characters of a data set."""
     return Experiment(
-        name=name, title=title, paper="table 3 and the figures of appendix C", config=Config, presets=presets,
-        prepare=prepare, jobs=jobs, run_job=run_job, report=report,
+        name=name, title=title, paper="table 3 and the figures of appendix C", presets=presets, prepare=prepare,
+        jobs=jobs, run_job=run_job, report=report,
     )  # fmt: skip
 
 

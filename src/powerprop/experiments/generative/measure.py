@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from powerprop.continual import Strategy, log_likelihood
-from powerprop.continual.task import derived_seed
+from powerprop.continual.seeds import derived_seed
 from powerprop.data import Part, Task
 from powerprop.eval_mode import evaluating
 from powerprop.models import TaskVAE

@@ -7,6 +7,8 @@ from dataclasses import fields
 from math import isfinite
 from typing import Any, get_args, get_origin, get_type_hints
 
+from powerprop.data import Images
+
 MOST_SEEDS = 10_000
 """More runs of the same are a slip of the finger."""
 LARGEST = 10**12
@@ -47,6 +49,13 @@ def check_alphas(alphas: Collection[float]) -> None:
     for alpha in alphas:
         require(alpha >= 1, f"alpha must be at least 1, got {alpha}")
     require(len(set(alphas)) == len(alphas) > 0, f"alphas must be some, each once, got {alphas}")
+
+
+def check_images(model: str, shape: tuple[int, ...], classes: int, images: Images) -> None:
+    """A network must be made for the images and classes of the data."""
+    found = f"{images.name} with {images.shape} and {images.classes} classes"
+    fits = (images.shape, images.classes) == (shape, classes)
+    require(fits, f"model {model} is for images {shape} of {classes} classes, got {found}")
 
 
 def check_positive(config: Any, *names: str) -> None:

@@ -43,10 +43,9 @@ class Experiment:
         name: as typed on the command line.
         title: one line for people.
         paper: where the paper shows it.
-        config: the frozen dataclass of plain numbers, strings and tuples that the presets are made of; its fields are
-            the options of the command line, what its docstring's `Args` say of them is their help.
         presets: literal configurations by name: `smoke` (seconds), `cpu` (minutes), `paper` (its own values), …
-        prepare: called once before the jobs start, to find (or download) the data.
+        prepare: called once before anything is written, to find (or download) the data; a `ValueError` refuses settings
+            that it does not fit.
         jobs: the jobs known so far, given the results so far; asked again until nothing new comes (tuning first).
         run_job: `run_job(config, job, folder, progress)` trains and returns plain data; resumes if called again.
         report: `report(config, results, out)` draws into `out/figures` and returns the findings.
@@ -58,10 +57,17 @@ class Experiment:
     name: str
     title: str
     paper: str
-    config: type[Any]
     presets: dict[str, Any]
     prepare: Callable[[Any], None]
     jobs: Callable[[Any, Results], list[Job]]
     run_job: Callable[[Any, Job, Path, Progress], dict[str, Any]]
     report: Callable[[Any, Results, Path], Findings]
     in_turn: Callable[[Any], bool] | None = None
+
+    @property
+    def config(self) -> type[Any]:
+        """What the presets are made of: a frozen dataclass of plain numbers, strings and tuples.
+
+        Its fields are the options of the command line, what its docstring's `Args` say of them is their help.
+        """
+        return type(next(iter(self.presets.values())))

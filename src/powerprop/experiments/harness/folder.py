@@ -11,7 +11,7 @@ from typing import Any
 from powerprop.experiments.harness.experiment import Experiment, Job, Results, RunError
 from powerprop.experiments.harness.records import RESULT, made_with, read_result
 from powerprop.experiments.harness.versions import Versions, merged, versions
-from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sweep, write_sealed_json
+from powerprop.files import TEMPORARY, FileError, read_sealed_json, sweep, write_sealed_json
 
 CONFIG, VERSIONS, LOCK, JOBS = "config.json", "versions.json", ".lock", "jobs"
 MOST_JOBS = 100_000
@@ -19,17 +19,21 @@ MOST_JOBS = 100_000
 
 def prepare(out: Path, experiment: Experiment, preset: str, config: Any) -> None:
     """Make the folder of a run, or check that the one there is of the same run; sweep what killed writers left."""
-    file = out / CONFIG
-    wanted = describe(experiment, preset, config)
-    if file.exists():
-        # Through the dataclass, so that a setting that is newer than the folder counts with its default.
-        found = describe(*open_run(out, {experiment.name: experiment}))
-        if found != wanted:
-            raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
+    check_same_run(out, experiment, preset, config)
     sweep(out)
     restore_versions(out)
-    if not file.exists():
-        write_sealed_json(file, wanted)
+    if not (out / CONFIG).exists():
+        write_sealed_json(out / CONFIG, describe(experiment, preset, config))
+
+
+def check_same_run(out: Path, experiment: Experiment, preset: str, config: Any) -> None:
+    """A folder with a run of other settings is an error that names the differences."""
+    if not (out / CONFIG).exists():
+        return
+    # Through the dataclass, so that a setting that is newer than the folder counts with its default.
+    found = describe(*open_run(out, {experiment.name: experiment}))
+    if found != (wanted := describe(experiment, preset, config)):
+        raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
 
 
 def describe(experiment: Experiment, preset: str, config: Any) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
     if not path.is_file():
         raise RunError(f"{out} is not the folder of a run: it has no {CONFIG}")
     saved = _read_config(path)
-    name = saved.get("experiment") if isinstance(saved, dict) else None
+    name = saved.get("experiment")
     if not isinstance(name, str) or name not in experiments:
         raise RunError(f"{path} is not of a run of {', '.join(experiments)}; choose another --out")
     experiment = experiments[name]
@@ -55,11 +59,8 @@ def open_run(out: Path, experiments: dict[str, Experiment]) -> tuple[Experiment,
         raise RunError(f"{text}; undo what was edited, or choose another --out") from None
 
 
-def _read_config(path: Path) -> Any:
-    """What config.json says; without a checksum it is of a run of before there were any, and has nothing else in it."""
-    saved = read_json(path)
-    if not isinstance(saved, dict) or saved.keys() <= {"experiment", "preset", "config"}:
-        return saved
+def _read_config(path: Path) -> dict[str, Any]:
+    """What config.json says, if it is as a run wrote it."""
     try:
         return read_sealed_json(path)
     except FileError as error:
@@ -104,10 +105,7 @@ def locked(out: Path) -> Iterator[None]:
 
     A folder with files of somebody else is refused before anything is written into it.
     """
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file; a run needs a folder: choose another --out")
-    if not (out / CONFIG).exists() and foreign(out, (VERSIONS,)):
-        raise RunError(f"{out} is not empty and not a run (it has no {CONFIG}); choose another --out")
+    check_place(out)
     out.mkdir(parents=True, exist_ok=True)
     with open(out / LOCK, "wb") as file:
         try:
@@ -121,6 +119,14 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
+def check_place(out: Path) -> None:
+    """A file, or a folder with files of somebody else, is no place for a run."""
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; a run needs a folder: choose another --out")
+    if not (out / CONFIG).exists() and foreign(out, (VERSIONS,)):
+        raise RunError(f"{out} is not empty and not a run (it has no {CONFIG}); choose another --out")
+
+
 def foreign(out: Path, own: Sequence[str]) -> list[Path]:
     """What is in the folder besides a run's own files."""
     found = sorted(out.iterdir()) if out.exists() else []
@@ -128,12 +134,9 @@ def foreign(out: Path, own: Sequence[str]) -> list[Path]:
 
 
 def begun_with(out: Path) -> Versions:
-    """The versions that a run was begun with; a run of before there were checksums has all the names and no more."""
+    """The versions that a run was begun with."""
     path = out / VERSIONS
     try:
-        found = read_json(path)
-        if isinstance(found, dict) and found.keys() == versions().keys():
-            return {name: str(value) for name, value in found.items()}
         return read_sealed_json(path)
     except FileError as error:
         raise FileError(f"{error}; delete {path} and the same command writes it anew") from None
@@ -149,8 +152,7 @@ def restore_versions(out: Path) -> None:
 
 def made_with_all(out: Path, jobs: Sequence[Job]) -> Versions:
     """The versions that the jobs of a run were made with; where they differ, all of them."""
-    begun = begun_with(out)
-    return merged(made for job in jobs for made in made_with(job_folder(out, job)) or [begun])
+    return merged(made for job in jobs for made in made_with(job_folder(out, job)))
 
 
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def finish_job(folder: Path, result: dict[str, Any]) -> None:
 
 def read_result(folder: Path, job: Job) -> dict[str, Any]:
     """The result of a finished job whose files are as the job left them; others are an error that names the file."""
-    for name, expected in _record(folder).get("sha256", {}).items():
+    for name, expected in _checksums(folder).items():
         path = folder / name
         if not path.is_file():
             raise FileError(f"{path} is missing; {advice(folder)}")
@@ -56,8 +56,18 @@ def read_result(folder: Path, job: Job) -> dict[str, Any]:
     return result
 
 
+def _checksums(folder: Path) -> dict[str, str]:
+    """Those of the files of a finished job, by name."""
+    if not (folder / RECORD).exists():
+        raise FileError(f"{folder / RECORD} is missing; {advice(folder)}")
+    sums: dict[str, str] = _record(folder).get("sha256", {})
+    if RESULT not in sums:
+        raise FileError(f"{folder / RECORD} has no checksum of {RESULT}; {advice(folder)}")
+    return sums
+
+
 def made_with(folder: Path) -> list[Versions]:
-    """The versions that a job was worked on with; none for a job of before there were records."""
+    """The versions that a job was worked on with; none for a job that has not begun."""
     known: list[Versions] = _record(folder).get("versions", [])
     return known
 
@@ -68,7 +78,7 @@ def advice(folder: Path) -> str:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    """What job.json says; nothing for a job of before there were records."""
+    """What job.json says; nothing for a job that has not begun."""
     try:
         return read_sealed_json(folder / RECORD) if (folder / RECORD).exists() else {}
     except FileError as error:

@@ -32,8 +32,8 @@ def progress_of(out: Path, experiment: Experiment, config: Any) -> Finished:
         found = done
 
 
-def remove_run(out: Path) -> None:
-    """Remove all that a run made, so that it can begin anew; a folder with anything else in it is left as it is."""
+def check_removable(out: Path) -> None:
+    """A folder that is not of a run, or has anything else in it, is an error."""
     if not out.exists():
         return
     if not (out / CONFIG).is_file():
@@ -43,6 +43,13 @@ def remove_run(out: Path) -> None:
         raise RunError(f"{out} is not the folder of a run: its {CONFIG} is not of one; nothing was removed")
     if others := foreign(out, OWN):
         raise RunError(f"{others[0]} is not of the run in {out}; nothing was removed")
+
+
+def remove_run(out: Path) -> None:
+    """Remove all that a run made, so that it can begin anew; a folder with anything else in it is left as it is."""
+    check_removable(out)
+    if not out.exists():
+        return
     with locked(out):
         sweep(out)
         for name in OWN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from powerprop.experiments.harness.experiment import Experiment, Findings, Job, 
 from powerprop.experiments.harness.folder import (
     all_results,
     begun_with,
+    check_place,
+    check_same_run,
     job_folder,
     known_jobs,
     locked,
@@ -27,7 +29,7 @@ from powerprop.experiments.harness.folder import (
 )
 from powerprop.experiments.harness.parallel import Failure, Progress, Work, run_all
 from powerprop.experiments.harness.records import advice, begin_job, finish_job
-from powerprop.experiments.harness.resume import progress_of
+from powerprop.experiments.harness.resume import check_removable, progress_of, remove_run
 from powerprop.experiments.harness.versions import Versions, changes, versions
 from powerprop.files import FileError, write_json
 from powerprop.report import write_page
@@ -44,21 +46,45 @@ class JobsFailedError(RuntimeError):
         self.failures = failures
 
 
-def run(experiment: Experiment, preset: str, config: Any, out: Path, workers: int, console: Console) -> Findings | None:
+def run(
+    experiment: Experiment, preset: str, config: Any, out: Path, workers: int, console: Console, fresh: bool = False
+) -> Findings | None:
     """Run all jobs that are not done yet, write the report, and return what was found.
 
     Under torchrun all ranks train every job together; rank 0 alone writes, shows progress and returns findings.
+    fresh: remove what an earlier run left in the folder. What is refused, is before anything is written or removed.
     """
     known_jobs(experiment, config, {})
     check_tensorboard()
-    with process_group() as ranks, _room(experiment, ranks, out):
+    with process_group() as ranks:
+        check_ranks(experiment, ranks)
         if ranks.main:
-            prepare(out, experiment, preset, config)
-            warn_of_other_versions(experiment, config, out, console)
+            check_folder(experiment, preset, config, out, fresh)
             _find_data(experiment, config)
-        ranks.barrier()
-        run_jobs(experiment, config, out, workers, console if ranks.main else Console(quiet=True))
-        return write_report(experiment, preset, config, out) if ranks.main else None
+            if fresh:
+                remove_run(out)
+        with locked(out) if ranks.main else nullcontext():
+            if ranks.main:
+                prepare(out, experiment, preset, config)
+                warn_of_other_versions(experiment, config, out, console)
+            ranks.barrier()
+            run_jobs(experiment, config, out, workers, console if ranks.main else Console(quiet=True))
+            return write_report(experiment, preset, config, out) if ranks.main else None
+
+
+def check_ranks(experiment: Experiment, ranks: Ranks) -> None:
+    """An experiment that cannot use several ranks is an error."""
+    if ranks.world > 1 and experiment.in_turn is None:
+        raise RunError(f"{experiment.name} trains on one process per job, got {ranks.world} ranks; leave torchrun out")
+
+
+def check_folder(experiment: Experiment, preset: str, config: Any, out: Path, fresh: bool) -> None:
+    """Whether the folder can take this run, or what is in it can be removed, without touching it."""
+    if fresh:
+        check_removable(out)
+    else:
+        check_place(out)
+        check_same_run(out, experiment, preset, config)
 
 
 def _find_data(experiment: Experiment, config: Any) -> None:
@@ -120,13 +146,6 @@ def run_in_turn(works: list[Work], display: Display, ranks: Ranks) -> None:
             work.function(*work.arguments, partial(display.update, work.key))
             display.finish(work.key, None)
             ranks.barrier()
-
-
-def _room(experiment: Experiment, ranks: Ranks, out: Path) -> AbstractContextManager[None]:
-    """The folder's lock, which rank 0 holds for all; an experiment that cannot use several ranks is an error."""
-    if ranks.world > 1 and experiment.in_turn is None:
-        raise RunError(f"{experiment.name} trains on one process per job, got {ranks.world} ranks; leave torchrun out")
-    return locked(out) if ranks.main else nullcontext()
 
 
 def write_report(experiment: Experiment, preset: str, config: Any, out: Path) -> Findings:

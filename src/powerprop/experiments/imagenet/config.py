@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from powerprop.experiments.harness.checks import check_settings, require
+from powerprop.experiments.harness.checks import check_positive, check_settings, require
 from powerprop.experiments.imagenet.cells import EXTREME, MODELS, ONESHOT_ALPHAS, TABLE_1, TABLE_2, Cell, chosen
 from powerprop.train.precision import PRECISIONS
 
 LEAST = {
     "classes": 2, "crop": 1, "resize": 1, "steps": 1, "batch": 1, "points": 2, "recalibrate": 1, "evaluations": 1,
-    "every": 1, "momentum": 0, "weight_decay": 0, "warmup": 0,
+    "every": 1, "weight_decay": 0, "warmup": 0,
 }  # fmt: skip
 
 
@@ -72,7 +72,9 @@ class Config:
 
     def __post_init__(self) -> None:
         check_settings(self, LEAST, {"model": tuple(MODELS), "precision": tuple(PRECISIONS)})
+        check_positive(self, "momentum")
         require(self.width >= 8 and self.width % 8 == 0, f"width must be a multiple of 8, got {self.width}")
+        require(self.crop <= self.resize, f"crop must be at most {self.resize}, the resize, got {self.crop}")
         require(0 < self.least < 1, f"least must be between 0 and 1, got {self.least}")
         require(0 <= self.smoothing < 1, f"smoothing must be in [0, 1), got {self.smoothing}")
         for alpha in self.alphas:

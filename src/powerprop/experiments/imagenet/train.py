@@ -154,11 +154,6 @@ EXPERIMENT = Experiment(
     name="imagenet",
     title="sparse training of ResNet-50 on ImageNet, on any number of GPUs",
     paper="tables 1 and 2, extreme-sparsity figure, figure 3 b and c, section 5.2",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
+    presets=PRESETS, prepare=prepare, jobs=jobs, run_job=run_job, report=report,
     in_turn=lambda config: config.loaders > 0,
-)
+)  # fmt: skip

@@ -72,6 +72,8 @@ class Config:
         asked = self.prunings * self.pruning_steps
         text = f"prunings times pruning_steps must be at most {self.retrain_steps}, the retrain_steps, got {asked}"
         require(asked <= self.retrain_steps, text)
+        fits = not self.images or self.validation < self.images
+        require(fits, f"validation must be below the {self.images} images, got {self.validation}")
 
 
 PRESETS = {

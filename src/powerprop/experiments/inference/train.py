@@ -140,10 +140,6 @@ EXPERIMENT = Experiment(
     name="task-inference",
     title="every way to infer tasks, and inputs of no task",
     paper="section 4.2 describes the inference; no table compares its forms",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
+    presets=PRESETS, prepare=prepare, jobs=jobs, run_job=run_job,
     report=lambda config, results, out: findings(config, jobs(config, results), results, out),
-)
+)  # fmt: skip

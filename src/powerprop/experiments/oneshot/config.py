@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from powerprop.experiments.harness.checks import check_alphas, check_positive, check_settings, require
 from powerprop.experiments.oneshot import pruning
+from powerprop.models.init import INITIALISERS
 from powerprop.train.precision import PRECISIONS
 
 FORMS = {
@@ -19,6 +20,7 @@ CHOICES = {
     "forms": tuple(FORMS),
     "ways": pruning.WAYS,
     "precision": tuple(PRECISIONS),
+    "init": tuple(INITIALISERS),
 }
 LEAST = {
     "steps": 1,

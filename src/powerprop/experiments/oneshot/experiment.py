@@ -12,13 +12,6 @@ from powerprop.experiments.oneshot.tuning import jobs
 def oneshot_experiment(name: str, title: str, paper: str, presets: dict[str, Config], story: Story) -> Experiment:
     """An experiment of the one-shot protocol."""
     return Experiment(
-        name=name,
-        title=title,
-        paper=paper,
-        config=Config,
-        presets=presets,
-        prepare=prepare,
-        jobs=jobs,
-        run_job=run_job,
+        name=name, title=title, paper=paper, presets=presets, prepare=prepare, jobs=jobs, run_job=run_job,
         report=lambda config, results, out: findings(config, results, out, story),
-    )
+    )  # fmt: skip

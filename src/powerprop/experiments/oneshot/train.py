@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from powerprop import data, models
+from powerprop.experiments.harness.checks import check_images
 from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.oneshot import pruning
@@ -28,6 +29,8 @@ from powerprop.train import MetricsLog, NonFiniteError, evaluate, fit
 from powerprop.train.distributed import local_device
 from powerprop.train.precision import Precision
 
+GREY, COLOURED = (1, 28, 28), (3, 32, 32)
+"""The images of LeNet-300-100, and those of networks of convolutions."""
 SURVIVORS = 0.1
 """The fraction kept in figures 2c and 2d: 90% sparsity."""
 SAMPLED = 10_000
@@ -58,8 +61,10 @@ def arms(config: Config) -> list[Arm]:
 
 
 def prepare(config: Config) -> None:
-    """Find the data, or download it, before several processes ask for it."""
-    data.load(config.data)
+    """Find the data, or download it, and refuse settings that it does not fit, before a job runs."""
+    images = data.load(config.data)
+    check_images(config.model, GREY if config.model == "lenet-300-100" else COLOURED, 10, images)
+    images.split_validation(config.validation)
 
 
 def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:

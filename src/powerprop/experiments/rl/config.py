@@ -14,7 +14,7 @@ METHODS = (
 CRITICS = ("reset", "protected")
 LEAST = {
     "steps": 1, "width": 1, "layers": 1, "batch": 1, "train_every": 1, "replay": 1, "examples": 1, "episodes": 1,
-    "evaluate_every": 1, "checkpoint_every": 1,
+    "evaluate_every": 1, "checkpoint_every": 1, "memory": 1, "ewc": 0, "mas": 0, "clip": 0,
 }  # fmt: skip
 
 
@@ -74,19 +74,19 @@ class Config:
     observation: str = "full"
     reward: str = "v2"
     critic: str = "reset"
-    width: int = 256
-    layers: int = 4
-    batch: int = 128
-    discount: float = 0.99
-    lr: float = 1e-3
-    clip: float = 1e-3
-    target_std: float = 0.089
-    polyak: float = 0.995
-    replay: int = 1_000_000
-    start: int = 1000
-    train_every: int = 50
-    updates: int = 50
-    examples: int = 2560
+    width: int = Settings.width
+    layers: int = Settings.layers
+    batch: int = Settings.batch
+    discount: float = Settings.discount
+    lr: float = Settings.lr
+    clip: float = Settings.clip
+    target_std: float = Settings.target_std
+    polyak: float = Settings.polyak
+    replay: int = Settings.replay
+    start: int = Settings.start
+    train_every: int = Settings.train_every
+    updates: int = Settings.updates
+    examples: int = Settings.examples
     clips: int = 1
     checkpoint_every: int = 50_000
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from powerprop.continual.packing.base import Packing
-from powerprop.continual.task import derived_seed
+from powerprop.continual.seeds import derived_seed
 from powerprop.experiments.harness.experiment import Experiment, Findings, Job, Results, RunError
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.rl.checkpoints import load_boundary, load_inside, save_boundary, save_inside
@@ -170,10 +170,5 @@ EXPERIMENT = Experiment(
     name="continual-world",
     title="robot tasks one after another, by soft actor-critic",
     paper="table 4",
-    config=Config,
-    presets=PRESETS,
-    prepare=prepare,
-    jobs=jobs,
-    run_job=run_job,
-    report=report,
-)
+    presets=PRESETS, prepare=prepare, jobs=jobs, run_job=run_job, report=report,
+)  # fmt: skip

@@ -102,6 +102,7 @@ class Config:
             parse(column)
         check_alpha(self.alpha)
         require(len(self.lrs) > 0 and all(lr > 0 for lr in self.lrs), f"lrs must be some, above 0, got {self.lrs}")
+        require(len(set(self.lrs)) == len(self.lrs), f"lrs must be different, got {self.lrs}")
         require(all(m >= 1 for m in self.multipliers), f"multipliers must be at least 1, got {self.multipliers}")
         require(0 <= self.warmup < 1, f"warmup must be in [0, 1), a fraction of the steps, got {self.warmup!r}")
 

@@ -31,8 +31,8 @@ from powerprop.train.distributed import local_device
 
 
 def prepare(config: Config) -> None:
-    """Find the data, or download it, before several processes ask for it."""
-    data.load(TASKS[config.task].data)
+    """Find the data, or download it, and refuse settings that it does not fit, before a job runs."""
+    data.load(TASKS[config.task].data).split_validation(config.validation)
 
 
 def layer_rules(config: Config, distribution: str) -> Layers:
@@ -146,16 +146,9 @@ def _first(part: data.Part, count: int) -> data.Part:
 
 def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
     return Experiment(
-        name=name,
-        title=title,
-        paper="tables 1 and 2, extreme-sparsity figure, section 5.2",
-        config=Config,
-        presets=presets,
-        prepare=prepare,
-        jobs=jobs,
-        run_job=run_job,
-        report=findings,
-    )
+        name=name, title=title, paper="tables 1 and 2, extreme-sparsity figure, section 5.2", presets=presets,
+        prepare=prepare, jobs=jobs, run_job=run_job, report=findings,
+    )  # fmt: skip
 
 
 EXPERIMENT = _experiment("sparse-training", "every sparse-training method on MNIST, LeNet-300-100", MNIST_PRESETS)

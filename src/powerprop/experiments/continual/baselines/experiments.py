@@ -29,8 +29,8 @@ SMALL: dict[str, Any] = {
 def table_experiment(name: str, title: str, paper: str, presets: dict[str, Config], story: Story) -> Experiment:
     """A table of methods on one benchmark."""
     return Experiment(
-        name=name, title=title, paper=paper, config=Config, presets=presets, prepare=prepare, jobs=jobs,
-        run_job=run_job, report=lambda config, results, out: findings(config, results, out, story),
+        name=name, title=title, paper=paper, presets=presets, prepare=prepare, jobs=jobs, run_job=run_job,
+        report=lambda config, results, out: findings(config, results, out, story),
     )  # fmt: skip
 
 

@@ -1,0 +1,143 @@
+"""Sparse inference: single layers give the same outputs as dense ones."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import powerprop as pp
+from powerprop.export import Choice, Exported, Plan
+from powerprop.export.csr import columns, copied_columns, product, rows, transposed
+from powerprop.export.exported import Fast
+from powerprop.export.layers import ColumnsLinear, SparseConv, in_form, sparse_layer
+from sparse_nets import MODELS, assert_same, pruned
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    kernel=st.integers(1, 3), stride=st.integers(1, 2), padding=st.integers(0, 2), dilation=st.integers(1, 2),
+    batch=st.integers(0, 3), block=st.sampled_from([1, 2**18]),
+)  # fmt: skip
+def test_convolutions(kernel: int, stride: int, padding: int, dilation: int, batch: int, block: int) -> None:
+    from powerprop.export import layers
+
+    layer = nn.Conv2d(3, 4, kernel, stride, padding, dilation)
+    pp.prune(layer, 0.7)
+    x = torch.randn(batch, 3, 7, 9)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(layers, "BLOCK", block)
+        mine = sparse_layer(layer, many=True)
+        assert isinstance(mine, SparseConv)
+        torch.testing.assert_close(mine(x), layer(x))
+        assert mine(x).is_contiguous()
+        if batch:
+            torch.testing.assert_close(mine(x[0]), layer(x[0]))
+
+
+@pytest.mark.parametrize("shape", [(20,), (1, 20), (5, 20), (9, 20), (2, 3, 20), (0, 20)])
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("form", ["columns", "sparse"])
+def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool, form: str) -> None:
+    layer = nn.Linear(20, 6, bias=bias)
+    with torch.no_grad():
+        layer.weight[:, 4:] = 0
+        mine = in_form(layer, form, many)
+        assert isinstance(mine, ColumnsLinear)
+        assert (mine.used is not None) == many
+        x = torch.randn(shape)
+        torch.testing.assert_close(mine(x), layer(x))
+        assert mine(x).is_contiguous()
+
+
+@pytest.mark.usefixtures("sparse_wins")
+def test_activations_stay_columns_between_sparse_layers() -> None:
+    fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
+    assert calls_in(fast) == [
+        copied_columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("columns_win")
+def test_dense_layers_stay_on_columns_too() -> None:
+    fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
+    assert fast.plan.network == "columns"
+    assert {c.form for c in fast.plan.choices} == {"columns"}
+    assert calls_in(fast) == [columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous"]
+
+
+def test_dense_layers_have_their_transposes_at_hand() -> None:
+    net, x = pruned("mlp"), MODELS["mlp"][1](4)
+    fast = pp.export.sparse(net, x, plan=Plan("smaller", True, 4, 1))
+    assert calls_in(fast) == [torch.addmm, torch.relu_, torch.addmm, torch.relu_, torch.addmm]
+    assert_same(fast, net, x)
+
+
+def calls_in(fast: Exported) -> list[object]:
+    assert isinstance(fast.network, Fast)
+    return [node.target for node in fast.network.graph.graph.nodes if node.op.startswith("call")]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("columns_win")
+def test_same_outputs_on_columns(name: str, batch: int) -> None:
+    net, data = pruned(name), MODELS[name][1]
+    fast = pp.export.sparse(net, data(batch))
+    for n in (batch, 1, 2, 9):
+        assert_same(fast, net, data(n))
+
+
+@pytest.mark.parametrize("forms", list(itertools.product(("dense", "columns", "sparse"), repeat=3)))
+@pytest.mark.parametrize("batch", [1, 16])
+def test_every_mixture_of_forms(forms: tuple[str, ...], batch: int) -> None:
+    net, data = pruned("mlp"), MODELS["mlp"][1]
+    choices = tuple(Choice(f"fc{i}", form, 0.9) for i, form in enumerate(forms, 1))
+    fast = pp.export.sparse(net, data(batch), plan=Plan("sparse", True, batch, 1, choices=choices))
+    for n in (0, 1, 2, 16):
+        assert_same(fast, net, data(n))
+
+
+def test_a_form_that_a_layer_does_not_have() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 1))
+    wanted = Plan("sparse", True, 2, 1, choices=(Choice("0", "columns", 0.9),))
+    with pytest.raises(ValueError, match="a Conv2d layer has no form 'columns'"):
+        pp.export.sparse(net, torch.randn(2, 1, 4, 4), plan=wanted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(0, 70), m=st.integers(0, 70),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+)  # fmt: skip
+def test_the_fast_transposition(n: int, m: int, dtype: torch.dtype) -> None:
+    x = torch.randn(n, m).to(dtype)
+    for given_x in (x, x[:, ::2], torch.randn(m, n).to(dtype).t()):
+        mine = transposed(given_x)
+        assert mine.is_contiguous()
+        assert torch.equal(mine, given_x.t())
+
+
+def test_gradients_pass_through_to_the_inputs() -> None:
+    net, x = pruned("mlp"), MODELS["mlp"][1](16).requires_grad_()
+    choices = tuple(Choice(f"fc{i}", "sparse", 0.9) for i in (1, 2, 3))
+    fast = pp.export.sparse(net, x, plan=Plan("sparse", True, 16, 1, choices=choices))
+    mine, wanted = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (fast, net))
+    torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_no_warning_reaches_the_user() -> None:
+    code = (
+        "import warnings, torch, powerprop as pp; before = list(warnings.filters);"
+        "m = torch.nn.Linear(200, 200); pp.prune(m, 0.99); x = torch.randn(64, 200);"
+        "assert pp.export.sparse(m, x).plan.choices[0].sparse; assert warnings.filters == before"
+    )
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
