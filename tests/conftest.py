@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from pictures import write_tiny
 from powerprop.data import DataNotFound, Images, load
 from sparse_nets import set_times
+
+# A deadline measures how busy the machine is.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 UNPACKER = Path(__file__).parents[2] / "shared" / "data" / "unpack.py"
 PACKED = {

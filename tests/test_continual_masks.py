@@ -60,7 +60,7 @@ def test_masks_go_where_the_weights_are() -> None:
     assert {t.device.type for t in (*store.owner.values(), *store.strength.values())} == {"meta"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tasks=st.integers(1, 25), seed=st.integers(0, 10**6))
 def test_every_mask_comes_back(tasks: int, seed: int) -> None:
     store, kept, strength = history(tasks, seed)
@@ -71,7 +71,7 @@ def test_every_mask_comes_back(tasks: int, seed: int) -> None:
     assert again.free() == store.free()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tasks=st.integers(1, 25), seed=st.integers(0, 10**6))
 def test_mixtures_and_sums_are_those_of_the_masks(tasks: int, seed: int) -> None:
     store, kept, _ = history(tasks, seed)

@@ -135,7 +135,7 @@ def test_the_program_by_hand() -> None:
     np.testing.assert_allclose(least_above(0.5, p, np.array([-2.0, 0.0])), [1.75, 0.5])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 10**6), st.booleans(), st.sampled_from([0.0, 0.5]))
 def test_the_program_agrees_with_scipy(tasks: int, size: int, seed: int, twins: bool, margin: float) -> None:
     """½‖Gᵀu + g + margin Gᵀ1‖² over u ≥ 0 is non-negative least squares; the step is unique, u need not be."""

@@ -94,7 +94,7 @@ def test_a_layer_in_which_all_is_dead_keeps_a_unit() -> None:
     torch.testing.assert_close(graph(x), net(x))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), sparsity=st.floats(0.3, 0.99), batch=st.integers(1, 4))
 def test_removal_changes_no_output(seed: int, sparsity: float, batch: int) -> None:
     generator = seeded(seed)

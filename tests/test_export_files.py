@@ -98,7 +98,7 @@ def test_the_smallest_form_by_hand() -> None:
     assert list(encode(all_of_them)) == ["dense"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 3000), max_size=40, unique=True), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_encoding_is_exact(places: list[int], dtype: torch.dtype) -> None:
     tensor = torch.zeros(3, 1001, dtype=dtype)
@@ -144,7 +144,7 @@ def test_a_damaged_or_foreign_file(tmp_path: Path, how: str) -> None:
     assert same_state(net, before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("files") / "net.safetensors"

@@ -20,7 +20,7 @@ from powerprop.export.layers import ColumnsLinear, SparseConv, in_form, sparse_l
 from sparse_nets import MODELS, assert_same, pruned
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     kernel=st.integers(1, 3), stride=st.integers(1, 2), padding=st.integers(0, 2), dilation=st.integers(1, 2),
     batch=st.integers(0, 3), block=st.sampled_from([1, 2**18]),
@@ -112,7 +112,7 @@ def test_a_form_that_a_layer_does_not_have() -> None:
         pp.export.sparse(net, torch.randn(2, 1, 4, 4), plan=wanted)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     n=st.integers(0, 70), m=st.integers(0, 70),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),

@@ -169,7 +169,7 @@ def test_threads_change_no_bit(threads: int) -> None:
     assert same(*models)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     alpha=st.one_of(st.sampled_from([1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 3.0, 4.0, 5.0, 9.0]), st.floats(1.01, 9.5)),
     values=st.lists(st.floats(-(2.0**12), 2.0**12, width=32), min_size=1, max_size=70),
@@ -194,7 +194,7 @@ def test_the_power_over_the_whole_range(alpha: float) -> None:
     assert float(((found - exact) / exact).abs().max()) < 4e-7
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     values=st.lists(
         st.one_of(

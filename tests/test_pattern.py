@@ -54,7 +54,7 @@ def test_convolutions_are_grouped_along_the_channels() -> None:
     assert mask[0, :, 0, 1].tolist() == [False, False, True, True]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(n=st.integers(1, 7), more=st.integers(1, 5), seed=st.integers(0, 99))
 def test_every_group_is_exact(n: int, more: int, seed: int) -> None:
     m = n + more

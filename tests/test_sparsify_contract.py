@@ -222,7 +222,7 @@ def test_layers_without_a_gradient_are_left_alone(method: str) -> None:
     sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_count_never_changes(
     method: str, alpha: float, sparsity: float, distribution: str, sizes: tuple[int, int], seed: int
 ) -> None:
