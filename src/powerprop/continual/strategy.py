@@ -23,7 +23,6 @@ from powerprop.continual.source import Missing, Source, to_device
 from powerprop.continual.task import Task, derived_seed, drawing_from
 from powerprop.continual.view import AsTask
 from powerprop.eval_mode import evaluating
-from powerprop.mask_entries import count
 from powerprop.select import Where
 from powerprop.train.fit import LossTally
 from powerprop.train.rates import Rates
@@ -356,7 +355,7 @@ class Strategy:
         """The fraction of the weights that the task in hand trains; heads of other tasks are no part of it."""
         masters = {n: m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)}
         trained = {n: m for n, m in masters.items() if m.param.grad is not None}
-        moving = sum(m.param.numel() if m.trainable is None else count(m.trainable) for m in trained.values())
+        moving = sum(m.trained_count() for m in trained.values())
         return moving / max(1, sum(m.param.numel() for m in masters.values()))
 
     def head_of(self, name: str) -> int | None:
