@@ -47,6 +47,11 @@ class Items:
         alphas = sorted({i.master.alpha for i in self.items if i.master is not None} or {1.0})
         self.powers = np.concatenate([row_of(alpha) for alpha in alphas])
         self.places = places_of([i.weight.numel() for i in self.items])
+        self.at = (
+            self.table.ctypes.data,
+            self.powers.ctypes.data,
+            self.places.ctypes.data,
+        )  # numpy takes its time to say
         for row, item in zip(self.table, self.items, strict=True):
             _fill(row, item, alphas)
         self.masters = [i.master for i in self.items if i.master is not None]
@@ -70,7 +75,8 @@ class Items:
         """One step of all of them."""
         for number, master in self.decaying:
             self.table["decay_active"][number], self.table["decay_rest"][number] = master.decay
-        self.kernel.step(self.table, groups, self.powers, self.places)
+        table, powers, places = self.at
+        self.kernel.step(table, len(self.items), groups.ctypes.data, powers, places, len(self.places))
 
 
 def _places(master: Master) -> tuple[int, int, int, int]:

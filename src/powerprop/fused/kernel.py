@@ -107,11 +107,10 @@ class Kernel:
         """The number at position k of the sorted ones, NaN last: three passes over them, whatever they are."""
         return float(self._kth(values.data_ptr(), values.numel(), k))
 
-    def step(self, items: np.ndarray, groups: np.ndarray, powers: np.ndarray, places: np.ndarray) -> None:
-        """One step of all items."""
-        threads = min(torch.get_num_threads(), len(places))
-        tables = items.ctypes.data, len(items), groups.ctypes.data, powers.ctypes.data, places.ctypes.data
-        self._step(*tables, len(places), _STRETCH, threads)
+    def step(self, items: int, count: int, groups: int, powers: int, places: int, stretches: int) -> None:
+        """One step of all items: the addresses of the tables, and how many items and places there are."""
+        threads = min(torch.get_num_threads(), stretches)
+        self._step(items, count, groups, powers, places, stretches, _STRETCH, threads)
 
 
 @lru_cache(maxsize=1)
