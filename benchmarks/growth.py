@@ -14,20 +14,33 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
 import powerprop as pp
+from memory import footprint
 from powerprop.continual.packing.taskmasks import TaskMasks
 from powerprop.report.curve import Curve
 from powerprop.report.figures import lines
 from timing import best_times
+from updates import update_seconds
 
-WEIGHTS = (10**5, 10**6, 10**7, 10**8)
-LAYERS = (10, 30, 100, 300, 1000)
-TASKS = (1, 10, 100, 1000)
+WEIGHTS = (10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**7, 3 * 10**7, 10**8)
+LAYERS = (10, 30, 100, 300, 1000, 2000)
+TASKS = (1, 3, 10, 30, 100, 300, 1000)
+LOOKS: dict[str, dict[str, Any]] = {
+    "plain": {"alpha": 1.0},
+    "foreach": {"alpha": 1.0},
+    "step, α = 2": {"alpha": 2.0},
+    "with RigL": {"method": "RigL"},
+    "RigL": {"method": "RigL"},
+    "Top-KAST": {"method": "Top-KAST, 50% backward"},
+    "wrapping": {"alpha": 3.0},
+}
+"""How a curve is drawn, by how its label begins; one alone needs none."""
 
 
 @dataclass(frozen=True)
@@ -64,39 +77,42 @@ def wrapped(model: nn.Module, **options: object) -> pp.Powerprop:
     return pp.Powerprop(base, model, **options)  # type: ignore[arg-type]
 
 
-def once(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def trained(size: int, ours: bool) -> list[object]:
+    """A layer after two steps, plainly or with α = 2 and the masks of RigL."""
+    model = layer(size)
+    plain = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = wrapped(model, alpha=2.0, sparsify=pp.RigL(0.9, steps=1000)) if ours else plain
+    optimizer.step()
+    optimizer.step()
+    return [model, optimizer]
 
 
 def against_weights(sizes: Sequence[int]) -> list[Growth]:
-    """Plain step, ours, a mask update of RigL and of Top-KAST, and memory."""
+    """Plain step, ours, a mask update of RigL and of Top-KAST."""
     found: dict[str, list[float]] = {}
     for size in sizes:
         calls = max(1, 10**6 // size)
-        plain = layer(size)
-        dense = layer(size)
+        plain, dense = layer(size), layer(size)
         steps = {
             "plain step": torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9).step,
             "step, α = 2": wrapped(dense, alpha=2.0).step,
         }
-        for name, seconds in best_times(steps, 5, calls).items():
+        for name, seconds in best_times(steps, 5 if size > 10**7 else 30, calls).items():
             found.setdefault(name, []).append(seconds)
         del plain, dense, steps
         for name, method in {
             "RigL update": pp.RigL(0.9, interval=2, stop=1 << 40),
             "Top-KAST update": pp.TopKAST(0.9, backward_sparsity=0.8, interval=2),
         }.items():
-            optimizer = wrapped(layer(size), alpha=2.0, sparsify=method)
-            optimizer.step()
-            optimizer.step()
-            between, update = map(
-                min, zip(*((once(optimizer.step), once(optimizer.step)) for _ in range(4)), strict=True)
-            )
-            found.setdefault(name, []).append(max(update - (between if "Top" in name else 0.0), 1e-9))
-            del optimizer, method
+            found.setdefault(name, []).append(update_seconds(layer(size), method, 2.0, 2 if size > 10**7 else 8))
     return [Growth(name, "weights", "s", sizes, costs) for name, costs in found.items()]
+
+
+def memory_against_weights(sizes: Sequence[int]) -> list[Growth]:
+    """Weights, gradients, momentum, φ and masks of a layer in training."""
+    named = {"plain": False, "with RigL, α = 2": True}
+    found = {name: [float(footprint(lambda s=s, o=ours: trained(s, o))) for s in sizes] for name, ours in named.items()}  # type: ignore[misc]
+    return [Growth(name, "weights", "bytes", sizes, costs) for name, costs in found.items()]
 
 
 def against_layers(sizes: Sequence[int]) -> list[Growth]:
@@ -137,8 +153,20 @@ def against_tasks(sizes: Sequence[int], weights: int = 2 * 10**6) -> list[Growth
 def all_growth(quick: bool = False) -> list[Growth]:
     """All curves."""
     torch.set_num_threads(1)
-    sizes = (WEIGHTS[:3], LAYERS[:4], TASKS) if quick else (WEIGHTS, LAYERS, TASKS)
-    return against_weights(sizes[0]) + against_layers(sizes[1]) + against_tasks(sizes[2])
+    return [curve for measure in MEASURES.values() for curve in measure(quick)]
+
+
+MEASURES: dict[str, Callable[[bool], list[Growth]]] = {
+    "growth in weights": lambda quick: against_weights(WEIGHTS[:4] if quick else WEIGHTS),
+    "memory in weights": lambda quick: memory_against_weights(WEIGHTS[:4] if quick else WEIGHTS),
+    "growth in layers": lambda quick: against_layers(LAYERS[:4] if quick else LAYERS),
+    "growth in tasks": lambda quick: against_tasks(TASKS),
+}
+
+
+def drawn(curve: Growth) -> Curve:
+    look = next((how for start, how in LOOKS.items() if curve.label.startswith(start)), {})
+    return Curve(curve.label, look.get("alpha"), curve.sizes, list(curve.costs), method=look.get("method"))
 
 
 def markdown(curves: Sequence[Growth], folder: Path) -> str:
@@ -147,9 +175,10 @@ def markdown(curves: Sequence[Growth], folder: Path) -> str:
     for against in dict.fromkeys(c.against for c in curves):
         for unit in dict.fromkeys(c.unit for c in curves if c.against == against):
             some = [c for c in curves if c.against == against and c.unit == unit]
-            drawn = [Curve(c.label, None, c.sizes, [math.log10(v) for v in c.costs], method=None) for c in some]
             path = folder / f"growth-{against}-{unit}.svg"
-            image = lines(drawn, path, f"Cost against {against}", against, f"log10 of {unit}", logx=True)
+            name, shown = ("Time", "seconds") if unit == "s" else ("Memory", unit)
+            title = f"{name} against {against}"
+            image = lines([*map(drawn, some)], path, title, against, shown, logx=True, logy=True, wide=True)
             text += [f"![{image.alt}]({path.name})", ""]
     text += ["| | against | smallest | largest | exponent |", "|---|---|---:|---:|---:|"]
     for c in curves:

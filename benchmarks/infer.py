@@ -67,7 +67,8 @@ def part(quick: bool = False) -> Part:
         f"write it. growth: of {last} tasks to {first}."
     )
     columns = (*(f"{tasks} tasks" for tasks in networks), "growth")
-    return Part("inference", "Task inference", text, columns, rows, "ms, and growth", limits)
+    unit = f"ms per batch of {BATCH}"
+    return Part("inference", "Task inference", text, columns, rows, unit, limits, positions=[*networks], axis="tasks")
 
 
 def main() -> int:

@@ -66,16 +66,16 @@ def ours(name: str, alpha: float) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, pp.Powerprop(BASES["SGD momentum"](model), model, alpha, sparsify=METHODS[name](NEVER))
 
 
-def step_part(quick: bool) -> Part:
+def step_part(quick: bool = False) -> Part:
     """Every sparsifier and the two libraries."""
     base = BASES["SGD momentum"]
     models = {"plain": fresh(), "torch.nn.utils.prune": pruned()[0], "torch.ao.pruning": sparsified()[0]}
     steps = {name: stepper(model, base(model), SHAPE) for name, model in models.items()}
-    names = [*list(METHODS)[-2:], "Static"] if quick else list(METHODS)
+    names = list(METHODS)
     for name in names:
         for alpha in (1.0, 2.0):
             steps[f"{name} {alpha:g}"] = stepper(*ours(name, alpha), SHAPE)
-    times = best_times(steps, 60 if quick else 250, 1)
+    times = best_times(steps, 40 if quick else 250, calls=1, warm=1)
     ratio = {name: seconds / times["plain"] for name, seconds in times.items()}
     rows = [(name, [ratio[f"{name} 1"], ratio[f"{name} 2"]]) for name in names]
     rows += [(name, [ratio[name], None]) for name in ("torch.nn.utils.prune", "torch.ao.pruning")]
@@ -84,7 +84,7 @@ def step_part(quick: bool) -> Part:
     return Part("masked-step", "A masked step", text, ("α = 1", "α = 2"), rows, limits=limits)
 
 
-def update_part(quick: bool) -> Part:
+def update_part(quick: bool = False) -> Part:
     """One mask update by magnitude."""
     plain = fresh()
     model, optimizer = ours("Top-KAST, dense backward", 1.0)
@@ -96,21 +96,16 @@ def update_part(quick: bool) -> Part:
         "torch.nn.utils.prune": pruned()[1],
         "torch.ao.pruning": sparsified()[1],
     }
-    times = best_times(steps, 5 if quick else 20, 2)
+    times = best_times(steps, 5 if quick else 40, calls=1, warm=1)
     rows = [(name, [seconds / times["plain"]]) for name, seconds in times.items() if name != "plain"]
     text = "The largest tenth of each layer of LeNet-300-100, in plain steps at batch 60."
-    return Part(
-        "mask-update", "A mask update", text, ("plain steps",), rows, limits={"ours (Top-KAST) | plain steps": 2.5}
-    )
-
-
-def parts(quick: bool = False) -> list[Part]:
-    """Both tables."""
-    return [step_part(quick), update_part(quick)]
+    limits = {"ours (Top-KAST) | plain steps": 2.5}
+    return Part("mask-update", "A mask update", text, ("plain steps",), rows, limits=limits, axis="plain steps")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    for part in parts(parser.parse_args().quick):
+    quick = parser.parse_args().quick
+    for part in (step_part(quick), update_part(quick)):
         Console().print(part.title, part.rows, part.exceeded())

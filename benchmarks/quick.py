@@ -24,12 +24,12 @@ from step import BASES, stepper, variants
 from timing import best_times
 
 BOUNDS = json.loads(Path(__file__).with_name("bounds.json").read_text())
-ROUNDS, CALLS = 100, 1
+ROUNDS, CALLS, WARM = 80, 1, 1
 
 
 def steps(base: str) -> dict[str, float]:
     """LeNet at batch 60, one whole and one fractional α."""
-    times = best_times(variants("LeNet-300-100", base, ("fused",), (2.0, 1.375)), ROUNDS, CALLS)
+    times = best_times(variants("LeNet-300-100", base, ("fused",), (2.0, 1.375)), ROUNDS, CALLS, WARM)
     return {f"{base}, α = {a}": times[f"fused {a}"] / times["plain"] for a in ("2", "1.375")}
 
 
@@ -39,7 +39,7 @@ def masked_steps() -> dict[str, float]:
     names = {"Static": ("Static", 1.0), "Top-KAST": ("Top-KAST, 50% backward", 2.0)}
     timed = {"plain": stepper(plain, BASES["SGD momentum"](plain), SHAPE)}
     timed |= {name: stepper(*ours(*which), SHAPE) for name, which in names.items()}
-    times = best_times(timed, ROUNDS, CALLS)
+    times = best_times(timed, ROUNDS, CALLS, WARM)
     return {f"masked, {name}": times[name] / times["plain"] for name in names}
 
 

@@ -35,7 +35,11 @@ METHODS: dict[str, Callable[[int], Method]] = {
     "RigL": lambda every: pp.RigL(0.9, interval=every, stop=NEVER + 1),
     "SNFS": lambda every: pp.SNFS(0.9, interval=every, stop=NEVER + 1),
     "DSR": lambda every: pp.DSR(0.9, interval=every, stop=NEVER + 1),
-    "Iterative": lambda every: pp.IterativePruning(0.9, start=0, stop=1 if every == NEVER else 100_000, interval=every),
+    "Iterative": lambda every: (
+        pp.IterativePruning(0.9, start=0, stop=2, interval=1)
+        if every == NEVER
+        else pp.IterativePruning(0.9, start=0, stop=100_000, interval=every)
+    ),
     "Top-KAST, dense backward": lambda every: pp.TopKAST(0.9, interval=every),
     "Top-KAST, 50% backward": lambda every: pp.TopKAST(0.9, backward_sparsity=0.5, interval=every),
 }

@@ -8,10 +8,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 
-def best_times(steps: Mapping[str, Callable[[], object]], rounds: int = 20, calls: int = 30) -> dict[str, float]:
+def best_times(
+    steps: Mapping[str, Callable[[], object]], rounds: int = 20, calls: int = 30, warm: int = 0
+) -> dict[str, float]:
     """Seconds per call of each, the least over the rounds; every round times all of them one after the other.
 
     Many rounds of few calls find quiet moments also on a busy machine; rounds of ten milliseconds find none.
+
+    warm: calls before those that count: after the others had their turn, nothing of one's own is in the cache, as it is
+        when one step follows another.
     """
     torch.set_num_threads(1)
     best = dict.fromkeys(steps, float("inf"))
@@ -19,6 +24,8 @@ def best_times(steps: Mapping[str, Callable[[], object]], rounds: int = 20, call
         step()
     for _ in range(rounds):
         for name, step in steps.items():
+            for _ in range(warm):
+                step()
             start = time.perf_counter()
             for _ in range(calls):
                 step()

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from nets import batch, closing, net, same, train
+from powerprop.absorb import masked
 from powerprop.fused import build
 from powerprop.fused.kernel import GROUP, ITEM, kernel
 from powerprop.power import psi
@@ -410,3 +411,44 @@ def test_an_optimiser_is_freed_at_once() -> None:
         assert phi() is None
     finally:
         gc.enable()
+
+
+def test_masks_that_were_replaced_are_let_go() -> None:
+    model, optimizer = made("sgd", 2.0, True)
+    optimizer.set_masks(masks(optimizer, 0.8, 1), masks(optimizer, 0.5, 2))
+    train(model, optimizer, 2)
+    old = [weakref.ref(m.trainable) for m in optimizer.masters.values()]  # type: ignore[arg-type]
+    optimizer.set_masks(masks(optimizer, 0.8, 3), masks(optimizer, 0.5, 4))
+    assert [ref() for ref in old] == [None] * len(old)
+    train(model, optimizer, 2, start=2)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "transposed", "gaps"])
+def test_a_masked_copy_is_torch_s(kind: str) -> None:
+    """To the bit, whatever stands where the mask is not; what the kernel does not suit is left to torch."""
+    ours = kernel()
+    assert ours is not None
+    values = torch.randn(37, 53, generator=torch.Generator().manual_seed(0))
+    values[0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40])
+    mask = torch.rand(37, 53, generator=torch.Generator().manual_seed(1)) < 0.4
+    mask[0, :2], mask[0, 2:4] = False, True
+    values = {"float64": values.double(), "transposed": values.t().contiguous().t(), "gaps": values[:, ::2]}.get(
+        kind, values
+    )
+    mask = mask[:, ::2] if kind == "gaps" else mask
+    found, wanted = ours.masked(values, mask), masked(values, mask)
+    assert torch.equal(found, wanted)
+    assert torch.equal(found.signbit(), wanted.signbit())
+
+
+def test_clipping_is_the_same_to_the_bit() -> None:
+    norms, grads = [], []
+    for fused in (True, False):
+        model, optimizer = made("sgd", 2.0, fused)
+        optimizer.set_masks(None, masks(optimizer, 0.3, 1))
+        x, y = batch(0)
+        F.cross_entropy(model(x), y).backward()
+        norms.append(optimizer.clip_grad_norm_(1e-3))
+        grads.append(model[0].weight.grad)
+    assert torch.equal(*norms)
+    assert torch.equal(*grads)

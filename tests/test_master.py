@@ -33,3 +33,14 @@ def test_gradients_are_confined_to_what_is_trained(
     weight.param.grad = gradient.contiguous(memory_format=of_gradient)
     weight.confine_gradient()
     assert torch.equal(weight.param.grad, torch.where(trained, gradient, 0))
+
+
+def test_what_is_trained_is_counted_once_for_each_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[torch.Tensor] = []
+    monkeypatch.setattr("powerprop.master.count", lambda mask: counted.append(mask) or int(mask.sum()))
+    weight = master(1.5, torch.float32, torch.contiguous_format)
+    assert weight.trained_count() == weight.param.numel()
+    for seed in (1, 2):
+        weight.set_masks(None, mask(seed), keep=True)
+        assert weight.trained_count() == weight.trained_count() == int(mask(seed).sum())
+    assert len(counted) == 2

@@ -195,6 +195,7 @@ def draw_all(folder: Path) -> list[Image]:
         report.lines(
             curves, folder / "log.svg", "Log", "batch", "found", percent=True, logx=True, reference=(0.86, "p")
         ),
+        report.lines(methods, folder / "logs.svg", "Logs", "sparsity", "seconds", logx=True, logy=True),
         report.heatmap(matrix, folder / "small.svg", "Matrix"),
         report.heatmap(np.full((30, 40), 0.5), folder / "large.svg", "Matrix"),
         report.bars(["SET", "RigL"], series, folder / "bars.svg", "Bars", "accuracy", percent=True),
@@ -299,6 +300,7 @@ def test_dashes_are_never_data(tmp_path: Path) -> None:
         (lambda p: report.pruning_curves([Curve("c", 2, [0.5], [97.0])], p, "t"), r"fractions in \[0, 1\], got 97"),
         (lambda p: report.pruning_curves([Curve("c", 2, [50.0], [0.9])], p, "t"), r"weights kept .* \(0, 1\], got 50"),
         (lambda p: report.lines([Curve("c", 2, [0, 1], [1, 2])], p, "t", "x", "y", logx=True), "positive x, got 0"),
+        (lambda p: report.lines([Curve("c", 2, [0, 1], [0, 2])], p, "t", "x", "y", logy=True), "positive y, got 0"),
         (lambda p: report.heatmap([0.5, 0.6], p, "t"), r"matrix \(rows, columns\), got shape \(2,\)"),
         (lambda p: report.heatmap([[97.0]], p, "t"), "needs fractions"),
         (lambda p: report.heatmap([[math.nan]], p, "t"), "no finite value"),

@@ -6,6 +6,7 @@ turns that move into one of φ (paper, section 2); the arithmetic is in `absorb.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from powerprop.absorb import Chunk, absorb_linear, absorb_power, chunks, confine, keep, laid_out_like, masked
 from powerprop.fused.kernel import kernel
-from powerprop.mask_entries import put_
+from powerprop.mask_entries import count, put_
 from powerprop.power import abs_power, flush, psi_inverse
 
 __all__ = ["NO_DECAY", "Master"]
@@ -38,6 +39,7 @@ class Master:
         self.factor: Tensor | None = None
         self.proxy: nn.Parameter | None = None
         self.decay = NO_DECAY
+        self._counted: tuple[weakref.ref[Tensor], int] | None = None
         self._chunks: list[Chunk] | None = None
         self._place: tuple[Any, ...] = ()
         self._version = self._stepped_from = self._memory = -1
@@ -64,6 +66,15 @@ class Master:
         """Ψ'(φ) = α|φ|^(α-1): how much faster than with α = 1 the weight moves."""
         self.sync()
         return torch.ones_like(self.param) if self.alpha == 1 else self._known_power() * self.alpha
+
+    def trained_count(self) -> int:
+        """How many weights are trained; counted once for each mask."""
+        mask = self.trainable
+        if mask is None:
+            return self.param.numel()
+        if self._counted is None or self._counted[0]() is not mask:
+            self._counted = weakref.ref(mask), count(mask)
+        return self._counted[1]
 
     # --- where φ comes from -------------------------------------------------------------------------------------
 
@@ -296,7 +307,7 @@ class Master:
         self._version = self.param._version if ours else -1
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chunks": None, "_place": (), "_version": self.ours}
+        return {**self.__dict__, "_chunks": None, "_counted": None, "_place": (), "_version": self.ours}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

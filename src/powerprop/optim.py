@@ -297,9 +297,15 @@ class Powerprop(Optimizer):
         masks = {id(m.param): m.trainable for m in self.masters.values()}
         every = [p for group in self.param_groups for p in group["params"]]
         params = [p for p in every if p.grad is not None and not self.frozen.holds(p)]
-        norm = get_total_norm([_among(p.grad, masks.get(id(p))) for p in params])
+        norm = get_total_norm([self._trained(p.grad, masks.get(id(p))) for p in params])
         clip_grads_with_norm_(params, max_norm, norm)
         return norm
+
+    def _trained(self, grad: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return grad
+        ours = kernel() if self.fused else None
+        return masked(grad, mask.to(grad.device)) if ours is None else ours.masked(grad, mask)
 
     @torch.no_grad()
     def slope(self, name: str) -> Tensor:
@@ -364,10 +370,6 @@ def _is_fused(wanted: bool | None) -> bool:
     if wanted and kernel() is None:
         raise RuntimeError(f"fused=True needs the compiled step, but {why_not()}; fused=None does without")
     return wanted
-
-
-def _among(grad: Tensor, mask: Tensor | None) -> Tensor:
-    return grad if mask is None else masked(grad, mask.to(grad.device))
 
 
 def _or_ones(mask: Tensor | None, param: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from powerprop.mask_entries import count
 from powerprop.optim import Powerprop
 from powerprop.train.rates import Rates
 
@@ -67,5 +66,5 @@ class Parameters:
         """The fraction of the weights that a task trains, after its gradients; heads of others are no part of it."""
         masters = {n: m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, task)}
         trained = {n: m for n, m in masters.items() if m.param.grad is not None}
-        moving = sum(m.param.numel() if m.trainable is None else count(m.trainable) for m in trained.values())
+        moving = sum(m.trained_count() for m in trained.values())
         return moving / max(1, sum(m.param.numel() for m in masters.values()))

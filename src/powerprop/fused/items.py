@@ -28,15 +28,6 @@ class Item(NamedTuple):
     fresh: bool = False
 
 
-class Seen(NamedTuple):
-    """What a table of pointers was made from."""
-
-    phi: Tensor | None
-    factor: Tensor | None
-    active: Tensor | None
-    trainable: Tensor | None
-
-
 def suits(weight: Tensor) -> bool:
     """True for float32 numbers without gaps in a CPU's memory."""
     return (
@@ -56,9 +47,15 @@ class Items:
         alphas = sorted({i.master.alpha for i in self.items if i.master is not None} or {1.0})
         self.powers = np.concatenate([row_of(alpha) for alpha in alphas])
         self.places = places_of([i.weight.numel() for i in self.items])
+        self.at = (
+            self.table.ctypes.data,
+            self.powers.ctypes.data,
+            self.places.ctypes.data,
+        )  # numpy takes its time to say
         for row, item in zip(self.table, self.items, strict=True):
             _fill(row, item, alphas)
-        self.behind = [(i.master, _seen(i.master)) for i in self.items if i.master is not None]
+        self.masters = [i.master for i in self.items if i.master is not None]
+        self.behind = [_places(m) for m in self.masters]
         memory = [(t, t.data_ptr()) for i in self.items for t in (i.first, i.second, i.step) if t is not None]
         self.memory = [t for t, _ in memory]
         self.addresses = [place for _, place in memory]
@@ -72,30 +69,38 @@ class Items:
             return False
         if [t.data_ptr() for t in self.memory] != self.addresses:
             return False
-        return all(
-            m.phi is s.phi and m.factor is s.factor and m.active is s.active and m.trainable is s.trainable
-            for m, s in self.behind
-        )
+        return [_places(m) for m in self.masters] == self.behind
 
     def run(self, groups: np.ndarray) -> None:
         """One step of all of them."""
         for number, master in self.decaying:
             self.table["decay_active"][number], self.table["decay_rest"][number] = master.decay
-        self.kernel.step(self.table, groups, self.powers, self.places)
+        table, powers, places = self.at
+        self.kernel.step(table, len(self.items), groups.ctypes.data, powers, places, len(self.places))
 
 
-def _seen(master: Master) -> Seen:
-    return Seen(master.phi, master.factor, master.active, master.trainable)
+def _places(master: Master) -> tuple[int, int, int, int]:
+    """Where φ, its power and the masks are: to hold on to the tensors would keep masks that were replaced.
+
+    Written out, because it is asked of every weight in every step.
+    """
+    phi, factor, active, trainable = master.phi, master.factor, master.active, master.trainable
+    return (
+        0 if phi is None else phi.data_ptr(),
+        0 if factor is None else factor.data_ptr(),
+        0 if active is None else active.data_ptr(),
+        0 if trainable is None else trainable.data_ptr(),
+    )
 
 
 def _fill(row: np.void, item: Item, alphas: list[float]) -> None:
     master = item.master
-    pointers = {"weight": item.weight, "first": item.first, "second": item.second, "step": item.step}
+    tensors = {"weight": item.weight, "first": item.first, "second": item.second, "step": item.step}
+    for name, tensor in tensors.items():
+        row[name] = 0 if tensor is None else tensor.data_ptr()
     row["size"], row["group"], row["fresh"], row["kind"] = item.weight.numel(), item.group, item.fresh, Kinds.PLAIN
     if master is not None and not master.idle:
-        pointers |= _seen(master)._asdict()
+        row["phi"], row["factor"], row["active"], row["trainable"] = _places(master)
         row["power"] = alphas.index(master.alpha)
         linear = Kinds.MASKED if master.phi is None else Kinds.LINEAR
         row["kind"] = Kinds.POWER if master.alpha > 1 else linear
-    for name, tensor in pointers.items():
-        row[name] = 0 if tensor is None else tensor.data_ptr()

@@ -1,7 +1,8 @@
 /* The step in one pass over memory: base optimiser, virtual target, slope, masks and effective weight.
 
-   Every result is a fixed sequence of IEEE operations (no contraction, no approximate instructions), so that it does not
-   depend on the compiler, the vector width or the number of threads. `plan.py` fills the tables. */
+   Every result is a fixed sequence of IEEE operations (fused multiply-adds where they are written and nowhere else, no
+   approximate instructions), so that it does not depend on the compiler, the vector width or the number of threads.
+   `items.py` fills the tables. */
 
 #include <math.h>
 #include <stddef.h>
@@ -18,6 +19,7 @@
 
 enum { MOVED, SGD, ADAM };                                /* MOVED: the base optimiser has written its target */
 enum { NESTEROV = 1, MAXIMIZE = 2, DECOUPLED = 4 };
+enum { NOTHING, HALF, OTHER };                            /* the fraction of an exponent */
 enum { PLAIN, MASKED, LINEAR, POWER };                    /* no mask; a mask alone; α = 1 with a master; α > 1 */
 
 typedef struct {
@@ -26,14 +28,15 @@ typedef struct {
 } Group;
 
 typedef struct {
-    int64_t whole, broken;         /* α - 1 = whole + a fraction, if broken */
+    int64_t whole, rest;           /* α - 1 = whole + a fraction, which is nothing, a half or another */
     double alpha, floor;
-    float polynomial[8];           /* m^fraction for m - 1 in [√½ - 1, √2 - 1] */
-    float scale[256];              /* 2^(fraction·(i - 127)) */
+    float mantissa[8];             /* m^fraction in powers of m - 1, for m from √½ to √2 */
+    float exponent[8];             /* 2^r in powers of r, for r from -½ to ½ */
+    float high, low;               /* the fraction in two parts: a whole number times the first is exact */
 } Power;
 
 typedef struct {
-    float *weight, *phi, *factor;  /* factor may be absent: whole powers are computed again */
+    float *weight, *phi, *factor;  /* factor may be absent: products and square roots are computed again */
     const float *grad;
     float *first, *second, *step;  /* momentum or mean, mean square, number of steps */
     const uint8_t *active, *trainable;
@@ -53,13 +56,26 @@ INLINE float whole_power(float x, int64_t n) {
     return y;
 }
 
+/* Σ cᵢxⁱ, written out: compilers do not unroll what they take for calls, nor vectorise around it */
+INLINE float polynomial(const float *c, float x) {
+    float y = fmaf(c[7], x, c[6]);
+    y = fmaf(y, x, c[5]);
+    y = fmaf(y, x, c[4]);
+    y = fmaf(y, x, c[3]);
+    y = fmaf(y, x, c[2]);
+    y = fmaf(y, x, c[1]);
+    return fmaf(y, x, c[0]);
+}
+
+/* |x| = 2^k·m with m from √½ to √2, and fraction·k = q + r with whole q, so that |x|^fraction = 2^q·2^r·m^fraction */
 INLINE float broken_power(const Power *p, float x) {
-    union { float f; uint32_t u; int32_t i; } bits = {.f = fabsf(x)}, mantissa;
-    int32_t exponent = (bits.i - 0x3f3504f3) >> 23; /* |x| = 2^exponent·m, m from √½ to √2 */
-    mantissa.i = bits.i - exponent * (1 << 23);
-    float m = mantissa.f - 1.0f, y = p->polynomial[7];
-    for (int i = 6; i >= 0; i--) y = y * m + p->polynomial[i];
-    y *= p->scale[(exponent + 127) & 255];
+    union { float f; int32_t i; } bits = {.f = fabsf(x)}, mantissa, scale;
+    int32_t k = (bits.i - 0x3f3504f3) >> 23;
+    mantissa.i = bits.i - k * (1 << 23);
+    float product = p->high * (float)k, q = rintf(product), r = fmaf(p->low, (float)k, product - q);
+    scale.f = polynomial(p->exponent, r);
+    scale.i += (int32_t)q * (1 << 23);
+    float y = polynomial(p->mantissa, mantissa.f - 1.0f) * scale.f;
     return bits.i == 0 ? 0.0f : y;
 }
 
@@ -68,7 +84,7 @@ INLINE void whole_powers(const float *restrict phi, float *restrict out, int64_t
 }
 
 static void powers(const Power *p, const float *restrict phi, float *restrict out, int64_t n) {
-    float whole[BLOCK], *restrict product = p->broken ? whole : out;
+    float whole[BLOCK], *restrict product = p->rest == NOTHING ? out : whole;
     switch (p->whole) { /* constants, so that the loops have no branches */
         case 0: break;
         case 1: whole_powers(phi, product, n, 1); break;
@@ -77,8 +93,11 @@ static void powers(const Power *p, const float *restrict phi, float *restrict ou
         case 4: whole_powers(phi, product, n, 4); break;
         default: whole_powers(phi, product, n, p->whole);
     }
-    if (!p->broken) return;
-    EACH out[i] = broken_power(p, phi[i]);
+    if (p->rest == NOTHING) return;
+    if (p->rest == HALF)
+        EACH out[i] = sqrtf(fabsf(phi[i]));
+    else
+        EACH out[i] = broken_power(p, phi[i]);
     if (p->whole)
         EACH out[i] *= whole[i];
 }
@@ -198,7 +217,7 @@ INLINE void broken(View v, const Power *p, int64_t n, float *restrict factor) {
 
 INLINE void power(View v, const Item *it, const Power *p, int64_t at, int64_t n) {
     float scratch[BLOCK], *factor = it->factor ? it->factor + at : scratch;
-    switch (p->broken ? 0 : p->whole) {
+    switch (p->rest == NOTHING ? p->whole : 0) {
         case 1: whole(v, n, 1); return;
         case 2: whole(v, n, 2); return;
         case 3: whole(v, n, 3); return;
@@ -275,6 +294,11 @@ void powerprop_step(Item *items, int64_t count, const Group *groups, const Power
 
 void powerprop_powers(const Power *p, const float *phi, float *out, int64_t n) {
     for (int64_t at = 0; at < n; at += BLOCK) powers(p, phi + at, out + at, n - at < BLOCK ? n - at : BLOCK);
+}
+
+/* the numbers where the mask is, else zero */
+void powerprop_masked(const float *restrict x, const uint8_t *restrict mask, float *restrict out, int64_t n) {
+    EACH out[i] = kept(x[i], -(int32_t)mask[i]);
 }
 
 /* --- the k-th smallest number, for masks ------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from powerprop.absorb import is_dense
+from powerprop.absorb import is_dense, masked
 from powerprop.fused.build import compiled
 from powerprop.power import abs_power, floor_of
 
@@ -26,6 +26,12 @@ class Kinds:
     """What a step makes of a weight: the base optimiser alone, with a mask, with θ behind it, or with φ."""
 
     PLAIN, MASKED, LINEAR, POWER = range(4)
+
+
+class Rests:
+    """What α - 1 is beyond a whole number."""
+
+    NOTHING, HALF, OTHER = range(3)
 
 
 _POINTERS = ("weight", "phi", "factor", "grad", "first", "second", "step", "active", "trainable")
@@ -43,15 +49,19 @@ GROUP = np.dtype(
 POWER = np.dtype(
     [
         ("whole", np.int64),
-        ("broken", np.int64),
+        ("rest", np.int64),
         ("alpha", np.float64),
         ("floor", np.float64),
-        ("polynomial", np.float32, (8,)),
-        ("scale", np.float32, (256,)),
+        ("mantissa", np.float32, (8,)),
+        ("exponent", np.float32, (8,)),
+        ("high", np.float32),
+        ("low", np.float32),
     ]
 )
 _STRETCH = 1 << 14
 _MOST_PRODUCTS = 8
+_HIGH_BITS = 16
+"""Of a fraction; with the exponent of a float they make a product without rounding."""
 
 
 class Kernel:
@@ -62,7 +72,9 @@ class Kernel:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._step.argtypes = [pointer, number, pointer, pointer, pointer, number, number, ctypes.c_int]
         self._powers.argtypes = [pointer, pointer, pointer, number]
-        self._step.restype = self._powers.restype = None
+        self._masked = library.powerprop_masked
+        self._masked.argtypes = [pointer, pointer, pointer, number]
+        self._step.restype = self._powers.restype = self._masked.restype = None
         self._kth = library.powerprop_kth
         self._kth.argtypes, self._kth.restype = [pointer, number, number], ctypes.c_float
 
@@ -71,8 +83,8 @@ class Kernel:
         return alpha - 1 < _MOST_PRODUCTS + 1
 
     def recomputes(self, alpha: float) -> bool:
-        """True if |φ|^(α-1) is a product or two, for which no memory need be kept."""
-        return alpha.is_integer()
+        """True if |φ|^(α-1) is a product or two, or a square root, for which no memory need be kept."""
+        return (2 * alpha).is_integer()
 
     def power(self, phi: Tensor, alpha: float) -> Tensor:
         """|φ|^(α-1), to the bit what the step computes; by torch where the kernel cannot."""
@@ -82,15 +94,23 @@ class Kernel:
         self._powers(row_of(alpha).ctypes.data, phi.data_ptr(), out.data_ptr(), phi.numel())
         return out
 
+    def masked(self, tensor: Tensor, mask: Tensor) -> Tensor:
+        """A copy that is zero where the mask is, whatever stood there; by torch where the kernel cannot."""
+        fits = tensor.device.type == mask.device.type == "cpu" and tensor.dtype == torch.float32 and is_dense(tensor)
+        if not fits or tensor.stride() != mask.stride():
+            return masked(tensor, mask.to(tensor.device))
+        out = torch.empty_like(tensor)
+        self._masked(tensor.data_ptr(), mask.data_ptr(), out.data_ptr(), tensor.numel())
+        return out
+
     def kth_smallest(self, values: Tensor, k: int) -> float:
         """The number at position k of the sorted ones, NaN last: three passes over them, whatever they are."""
         return float(self._kth(values.data_ptr(), values.numel(), k))
 
-    def step(self, items: np.ndarray, groups: np.ndarray, powers: np.ndarray, places: np.ndarray) -> None:
-        """One step of all items."""
-        threads = min(torch.get_num_threads(), len(places))
-        tables = items.ctypes.data, len(items), groups.ctypes.data, powers.ctypes.data, places.ctypes.data
-        self._step(*tables, len(places), _STRETCH, threads)
+    def step(self, items: int, count: int, groups: int, powers: int, places: int, stretches: int) -> None:
+        """One step of all items: the addresses of the tables, and how many items and places there are."""
+        threads = min(torch.get_num_threads(), stretches)
+        self._step(items, count, groups, powers, places, stretches, _STRETCH, threads)
 
 
 @lru_cache(maxsize=1)
@@ -114,21 +134,24 @@ def row_of(alpha: float) -> np.ndarray:
     """What the kernel needs to know of an α."""
     whole = math.floor(alpha - 1)
     fraction = alpha - 1 - whole
+    high = round(fraction * 2**_HIGH_BITS) / 2**_HIGH_BITS
     row = np.zeros(1, dtype=POWER)
-    row["whole"], row["broken"], row["alpha"], row["floor"] = whole, fraction > 0, alpha, floor_of(torch.float32, alpha)
-    row["polynomial"] = _polynomial(fraction)
-    row["scale"] = [2.0 ** (fraction * (i - 127)) for i in range(256)]
+    row["whole"], row["rest"] = whole, {0.0: Rests.NOTHING, 0.5: Rests.HALF}.get(fraction, Rests.OTHER)
+    row["alpha"], row["floor"] = alpha, floor_of(torch.float32, alpha)
+    row["mantissa"] = _polynomial(lambda t: (1 + t) ** fraction, math.sqrt(0.5) - 1, math.sqrt(2) - 1)
+    row["exponent"] = _polynomial(lambda t: 2.0**t, -0.5, 0.5)
+    row["high"], row["low"] = high, fraction - high
     return row
 
 
-def _polynomial(exponent: float) -> list[float]:
-    """Coefficients of m^exponent in powers of m - 1, by interpolation at Chebyshev's points between √½ and √2.
+def _polynomial(function: Callable[[float], float], low: float, high: float) -> list[float]:
+    """Coefficients of the polynomial that meets a function at eight of Chebyshev's points of an interval.
 
-    Degree 7 leaves less than half a unit in the last place. Newton's form first, then multiplied out.
+    Newton's form first, then multiplied out. What is left of m^e and 2^r is less than half a unit in the last place.
     """
-    low, high, count = math.sqrt(0.5) - 1, math.sqrt(2) - 1, 8
+    count = 8
     nodes = [(low + high) / 2 + (high - low) / 2 * math.cos((i + 0.5) * math.pi / count) for i in range(count)]
-    table = [(1 + t) ** exponent for t in nodes]
+    table = [function(t) for t in nodes]
     for width in range(1, count):
         for i in range(count - 1, width - 1, -1):
             table[i] = (table[i] - table[i - 1]) / (nodes[i] - nodes[i - width])

@@ -110,7 +110,7 @@ class OnePass:
         items.run(self.groups)
         items.table["fresh"] = 0
         increment_version(items.weights)
-        for master, _ in items.behind:
+        for master in items.masters:
             master.accept(True)
 
     # --- may it be taken here? ----------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ def _draw_series(axes: Axes, one: Bars, rows: Array, height: float, scale: float
     if zoom:
         axes.errorbar(means, places, xerr=stds, fmt="o", color=colour, markersize=6, label=one.label, zorder=4, **error)
     else:
-        axes.barh(places, means, height * 0.9, xerr=stds, color=colour, label=one.label, zorder=3, error_kw=error)
+        shown = stds if any(stds) else None  # a bar without a spread needs no caps at its end
+        axes.barh(places, means, height * 0.9, xerr=shown, color=colour, label=one.label, zorder=3, error_kw=error)
 
 
 def _check_bars(

@@ -55,6 +55,7 @@ def lines(
     curves: Sequence[Curve], path: str | Path, title: str, xlabel: str, ylabel: str, percent: bool = False,
     logx: bool = False, fractions: bool = False, reference: tuple[float, str] | None = None,
     changes: tuple[Sequence[float], Sequence[float]] | None = None, caption: str = "", wide: bool = False,
+    logy: bool = False,
 ) -> Image:  # fmt: skip
     """Any metric against steps, tasks or batch size, each curve labelled at its end.
 
@@ -65,6 +66,7 @@ def lines(
         reference: (value, label) of a dashed horizontal line, such as the paper's number.
         changes: places on the x axis where something changed (dashed), and where it was noticed (triangles).
         wide: for the whole width of the page.
+        logy: logarithmic y axis.
     """
     require_curves(curves, title)
     if percent:
@@ -78,6 +80,8 @@ def lines(
     if changes is not None:
         _changes(axes, *changes)
     _x_axis(axes, curves, logx, fractions)
+    if logy:
+        _log_y_axis(axes, curves, scale)
     if percent:
         axes.yaxis.set_major_formatter("{x:g}%")
     end_labels(axes, [curve.end(scale) for curve in curves])
@@ -141,6 +145,18 @@ def _x_axis(axes: Axes, curves: Sequence[Curve], logx: bool, fractions: bool) ->
         axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     if high > low:
         axes.set_xlim(low, high)
+
+
+def _log_y_axis(axes: Axes, curves: Sequence[Curve], scale: float) -> None:
+    """Whole decades, so that what hardly changes looks like it."""
+    low, high = (scale * float(f([f(curve.mean) for curve in curves])) for f in (np.min, np.max))
+    if low <= 0:
+        raise ValueError(f"a logarithmic axis needs positive y, got {low:g}")
+    first, last = np.floor(np.log10(low)), np.ceil(np.log10(high))
+    axes.set_yscale("log")
+    axes.set_ylim(10.0**first, 10.0 ** max(last, first + 1))
+    axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
+    axes.yaxis.set_minor_formatter("")
 
 
 def _reference(axes: Axes, value: float, label: str) -> None:

@@ -14,6 +14,9 @@ from powerprop.report import Image, Page, Section
 LONG = 25
 """Lists of more values than this are shortened."""
 
+BENCHMARKS = "benchmarks"
+"""A page beside those of the experiments, which `make bench` writes."""
+
 HEADLINE = "| headline | here | paper |\n| --- | --- | --- |\n"
 """The head of the table at the top of a page, whose only row the index shows too."""
 
@@ -41,7 +44,7 @@ def index_markdown(docs: Path, names: list[str], preset: str) -> str:
     )
     if (docs.parent / "figures.md").exists():
         intro += " How the figures are drawn: [figures.md](../figures.md)."
-    rows = [row for name in names if (row := _index_row(docs, name))]
+    rows = [row for name in [*names, BENCHMARKS] if (row := _index_row(docs, name))]
     head = ["| experiment | headline | here | paper |", "| --- | --- | --- | --- |"]
     return "\n".join(["# Results", "", intro, "", *head, *rows]) + "\n"
 
