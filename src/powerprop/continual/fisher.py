@@ -89,8 +89,8 @@ def _of_batch(term: Callable[[Model, Any, int], Tensor], model: Model, task: int
 
 def _least_surprise(objective: Objective, model: Model, batch: Any) -> Tensor:
     """That of the likeliest label, which needs no pass of its own to be known."""
-    p = objective.compared(model(objective.inputs(batch))).log_softmax(1)
-    return -p.max(1).values.mean()
+    log_p: Tensor = objective.compared(model(objective.inputs(batch))).log_softmax(1)
+    return -log_p.max(1).values.mean()
 
 
 def _surprise(objective: Objective, model: Model, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
