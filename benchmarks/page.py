@@ -30,11 +30,11 @@ from rich.console import Console
 import growth
 import infer
 import layers
+import learning
 import masks
 import memory
 import packed
 import step
-import strategies
 import updates
 from growth import Growth
 from parts import Part
@@ -50,7 +50,7 @@ SECTIONS: dict[str, Callable[[bool], Measured]] = {
     "mask update": masks.update_part,
     "updates": updates.part,
     "layers": layers.part,
-    "strategies": strategies.part,
+    "strategies": learning.part,
     "packed": packed.part,
     "inference": infer.part,
     "memory": memory.part,

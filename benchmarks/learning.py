@@ -1,6 +1,6 @@
 """The time to learn a task, by the library's strategies and by the same methods written plainly, as papers' scripts do.
 
-    OMP_NUM_THREADS=1 python benchmarks/strategies.py [--quick]
+    OMP_NUM_THREADS=1 python benchmarks/learning.py [--quick]
 
 A network of 784-400-400-10 units, 2,000 made-up images a task, the second task of two: same steps, batches and data on
 both sides. The plain ones are `plain_strategies.py`.
