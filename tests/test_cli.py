@@ -155,11 +155,11 @@ def test_results_fill_the_documentation(
     monkeypatch.setattr(data, "load", standin.load)
     monkeypatch.setattr(run_command, "EXPERIMENTS", {"mnist-optimisers": EXPERIMENTS["mnist-optimisers"]})
     arguments = ["--preset", "smoke", "--out", str(finished.parent), "--docs", str(tmp_path), "--workers", "1"]
-    finished.rename(finished.parent / "mnist-optimisers")
+    finished.rename(finished.parent / "mnist-optimisers-smoke")
     try:
         assert main(["results", *arguments]) == 0
     finally:
-        (finished.parent / "mnist-optimisers").rename(finished)
+        (finished.parent / "mnist-optimisers-smoke").rename(finished)
     assert "(mnist-optimisers/README.md)" in (tmp_path / "README.md").read_text()
     text = (tmp_path / "mnist-optimisers" / "README.md").read_text()
     assert "![" in text

@@ -27,7 +27,7 @@ from powerprop.experiments.rl import checkpoints
 from powerprop.experiments.rl.config import CRITICS, METHODS, PRESETS
 from powerprop.experiments.rl.measured import Measured, bootstrap
 from powerprop.experiments.rl.methods import Arm, make_agent
-from powerprop.experiments.rl.results import Learned
+from powerprop.experiments.rl.results import Evaluation, Learned
 from powerprop.rl import SAC, Policy, Replay, Settings, Transitions, interact, success_rate
 from powerprop.rl.clips import RenderingError, drawing, write_gif
 from powerprop.rl.envs import CONTINUAL_WORLD, OBSERVATIONS, MetaWorld, MissingMetaWorldError, task_name
@@ -314,6 +314,14 @@ def test_success_and_forgetting() -> None:
     assert measured.success().mean == pytest.approx((0.5 + 0.8) / 2)
     assert measured.forgetting().mean == pytest.approx((0.4 + 0.0) / 2)
     assert measured.of_task(0) == pytest.approx((0.8, 0.8, 0.4))
+
+
+def test_a_curve_begins_with_its_task() -> None:
+    way = [Evaluation(10, [0.2]), Evaluation(20, [0.4, 0.6])]
+    runs = [Learned(0, way, [1.0, 0.8], [1.0, 0.8], [0.2, 0.8], [0.0, 0.0], 1.0, 1.0, [])]
+    measured = Measured(Arm("fine-tuning", 1.0), runs)
+    assert measured.curve(0) == ([10, 20], [[0.2, 0.4]])
+    assert measured.curve(1) == ([20], [[0.6]])
 
 
 def test_bootstrap_intervals() -> None:

@@ -15,6 +15,7 @@ from powerprop.commands.output import print_table, say
 from powerprop.experiments import EXPERIMENTS, Experiment
 from powerprop.experiments.harness.docs import write_docs
 from powerprop.experiments.harness.experiment import Findings, RunError
+from powerprop.experiments.harness.folder import own_folder
 from powerprop.experiments.harness.parallel import default_workers
 from powerprop.experiments.harness.resume import progress_of
 from powerprop.experiments.harness.runner import run as run_experiment
@@ -29,7 +30,7 @@ def run(options: Any) -> None:
         os.environ[TENSORBOARD] = "1"
     experiment: Experiment = options.experiment
     config = configured(experiment, asdict(options.settings))
-    out = options.out or Path("runs") / f"{experiment.name}-{options.preset}"
+    out = options.out or own_folder(Path("runs"), experiment.name, options.preset)
     console = Console()
     findings = run_one(experiment, options.preset, config, out, options.workers, console, options.fresh)
     if findings is None:
@@ -50,14 +51,14 @@ def results(
     Args:
         names: of the experiments; all of them by default.
         preset: of all experiments.
-        out: folder that gets one folder per experiment.
+        out: folder that has, or gets, the folder NAME-PRESET of every experiment, as `powerprop run` makes it.
         docs: folder for the Markdown pages and their pictures.
         workers: processes side by side, one thread each; all cores by default.
     """
     console, found = Console(), {}
     configs = {name: find_preset(find(name), preset) for name in names or EXPERIMENTS}
     for name, config in configs.items():
-        findings = run_one(EXPERIMENTS[name], preset, config, out / name, workers, console)
+        findings = run_one(EXPERIMENTS[name], preset, config, own_folder(out, name, preset), workers, console)
         if findings is not None:
             found[name] = findings
             print_table(console, findings.table.to_rich())

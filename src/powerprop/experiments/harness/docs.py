@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from powerprop.experiments.harness.experiment import Experiment, Findings
+from powerprop.experiments.harness.folder import own_folder
 from powerprop.experiments.harness.pages import PROVES
 from powerprop.files import replacing
 from powerprop.report import Image, Page, Section
@@ -27,11 +28,11 @@ def write_docs(
     """One folder per experiment with its page, pictures and `summary.json`, and an index of all; returns the index.
 
     Args:
-        out: the folder that has the run of each experiment in a folder of its own name.
+        out: the folder that has the run of each experiment in a folder of its own, NAME-PRESET.
     """
     for name, findings in found.items():
         write_text(docs / name / "README.md", page_markdown(findings.page, docs / name))
-        shutil.copyfile(out / name / "summary.json", docs / name / "summary.json")
+        shutil.copyfile(own_folder(out, name, preset) / "summary.json", docs / name / "summary.json")
     write_text(docs / "README.md", index_markdown(docs, list(experiments), preset))
     return docs / "README.md"
 

@@ -36,6 +36,11 @@ def check_same_run(out: Path, experiment: Experiment, preset: str, config: Any) 
         raise RunError(f"{out} holds another run: {difference(found, wanted)}; choose another --out or delete it")
 
 
+def own_folder(out: Path, name: str, preset: str) -> Path:
+    """Where a run lives unless one says otherwise: `powerprop results` finds what `powerprop run` did."""
+    return out / f"{name}-{preset}"
+
+
 def describe(experiment: Experiment, preset: str, config: Any) -> dict[str, Any]:
     """What config.json says."""
     return {"experiment": experiment.name, "preset": preset, "config": plain(asdict(config))}

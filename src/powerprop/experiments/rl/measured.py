@@ -66,6 +66,6 @@ class Measured:
         return max((value for run in self.runs for value in run.moved[:-1]), default=0.0)
 
     def curve(self, task: int) -> tuple[list[int], list[list[float]]]:
-        """Steps in all, and the success on a task of every run; 0 before the task has begun."""
-        steps = [each.step for each in self.runs[0].curve]
-        return steps, [[e.success[task] if task < len(e.success) else 0.0 for e in run.curve] for run in self.runs]
+        """Steps in all, and the success on a task of every run, from when it has begun."""
+        steps = [each.step for each in self.runs[0].curve if task < len(each.success)]
+        return steps, [[each.success[task] for each in run.curve if task < len(each.success)] for run in self.runs]

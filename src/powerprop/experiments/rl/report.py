@@ -84,7 +84,7 @@ def main_table(config: Config, measured: Sequence[Measured]) -> Table:
     """One row per method, the paper's values beside ours."""
     columns: list[str | Column] = [
         "", "average success", "forgetting", "largest change of an action",
-        Column("weights used", None, 0, percent=True), Column("paper: success", paper=True),
+        Column("weights used (%)", None, 0, percent=True), Column("paper: success", paper=True),
         Column("paper: forgetting", paper=True),
     ]  # fmt: skip
     rows = []
