@@ -1,6 +1,6 @@
 """The picture of the README: accuracy against latency and against file size, with and without Powerprop.
 
-    python benchmarks/picture.py [--steps 15000] [--seeds 2] [--out docs/images/smaller-faster.png]
+    python benchmarks/picture.py [--steps 15000] [--seeds 2] [--out docs/images/smaller-faster.svg]
 
 LeNet-300-100 on real MNIST, plain SGD, batches of 60, the learning rates that `mnist-oneshot` chose on validation
 images. Each network is pruned once by magnitude, never retrained, exported for batches of 64 and measured with one
@@ -82,14 +82,15 @@ def measure(net: nn.Module, images: data.Images, sparsity: float) -> Point:
 def picture(points: dict[float, list[list[Point]]], out: Path) -> Path:
     figure = style.figure(9.6, 4.0)
     left, right = figure.subplots(1, 2, sharey=True)
-    panel(left, points, "latency", f"microseconds for {BATCH} images (log scale)", "Accuracy against latency")
+    labels = panel(left, points, "latency", f"microseconds for {BATCH} images (log scale)", "Accuracy against latency")
     panel(right, points, "size", "kilobytes on disk (log scale)", "Accuracy against file size")
     left.set_ylabel("test accuracy")
-    style.legend(left, "best")
+    left.legend(left.get_lines(), labels, loc="lower right", frameon=False, fontsize=9)
     return style.save(figure, out)
 
 
-def panel(axes: Axes, points: dict[float, list[list[Point]]], what: str, xlabel: str, title: str) -> None:
+def panel(axes: Axes, points: dict[float, list[list[Point]]], what: str, xlabel: str, title: str) -> list[str]:
+    """Draw one panel; the labels of its lines."""
     style.dress(axes, title, xlabel)
     curves = []
     for alpha, seeds in points.items():
@@ -104,13 +105,14 @@ def panel(axes: Axes, points: dict[float, list[list[Point]]], what: str, xlabel:
     axes.minorticks_off()
     axes.set_ylim(0, 102)
     axes.yaxis.set_major_formatter("{x:g}%")
+    return [curve.label for curve in curves]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=15000)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("docs/images/smaller-faster.png"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/smaller-faster.svg"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     images = data.load("mnist")
