@@ -15,7 +15,8 @@ from powerprop.experiments.harness.docs import HEADLINE, write_text
 
 INTRO = """Every ratio is of times taken in turn, each against what one would use instead: one thread, interleaved,
 the best of many rounds. A step is timed after one of the same model that is not, as in training: among models that
-take turns it would begin with a cold cache, and cost more. `fused` is `Powerprop` as it comes, `generic` the same by torch alone (`fused=False`),
+take turns it would begin with a cold cache, and cost more.
+`fused` is `Powerprop` as it comes, `generic` the same by torch alone (`fused=False`),
 `textbook` the form of the paper's equation 1 (`pp.reparametrize`), `notebook` its formula under autograd, as the
 notebook published with the paper has it. What the growth means for large models: [how cost grows](../../cost.md).
 
