@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import powerprop as pp
 import standin
 from powerprop import data, models
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.harness.runner import run
 from powerprop.experiments.sparse.report import exactness, stats
 from powerprop.experiments.sparse.rows import ROWS, parse
-from powerprop.experiments.sparse.train import MNIST_PRESETS, Config, make_optimizer, rate
+from powerprop.experiments.sparse.train import (
+    MNIST_PRESETS,
+    Config,
+    layer_rules,
+    load_splits,
+    make_optimizer,
+    measure,
+    rate,
+)
 from powerprop.experiments.sparse.tuning import chosen_lr, finalists, jobs, tuning_job
 
 CONFIG = replace(
@@ -31,7 +40,7 @@ CONFIG = replace(
 
 def trained(validation: float) -> dict[str, Any]:
     """The result of a training."""
-    counts = {"kept": {"fc1.weight": 10}, "asked": 10, "sparsity": 0.9, "inference_flops": 0.1}
+    counts = {"kept": {"fc1.weight": 10}, "asked": 10, "sparsity": 0.9, "inference_flops": 0.1, "training_flops": 0.2}
     return {"test": validation, "validation": validation, **counts}
 
 
@@ -103,6 +112,27 @@ def test_a_table_with_nothing_in_it(rows: tuple[str, ...]) -> None:
     assert stats(config, lambda row, column, cycles=1: []) == []
 
 
+@pytest.mark.parametrize(
+    ("row", "training"),
+    [
+        # LeNet-300-100: 235,200 + 30,000 + 1,000 weights; 10% kept, the last layer 20%: 26,720 of 266,200
+        ("static", 26_720 / 266_200),
+        ("topkast-0", (2 * 26_720 + 266_200) / 3 / 266_200),
+        ("one-shot", 1.0),
+    ],
+)
+def test_what_a_training_costs(row: str, training: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
+    config, model = MNIST_PRESETS["smoke"], models.lenet_300_100()
+    settings = {"row": row, "lr": 0.1, "sparsity": 0.9, "distribution": "uniform", "seed": 0}
+    optimizer = make_optimizer(config, model, ROWS[row], settings, 10)
+    rules = layer_rules(config, "uniform")
+    masks = pp.prune(model, 0.9, "uniform", rules) if row == "one-shot" else optimizer.active
+    found = measure(config, model, optimizer, masks, load_splits(config), settings)
+    assert found["inference_flops"] == pytest.approx(26_720 / 266_200)
+    assert found["training_flops"] == pytest.approx(training)
+
+
 def test_columns() -> None:
     assert parse("erk 0.9") == ("erk", 0.9)
     for bad in ("erk", "global 0.9", "uniform 1.2"):
@@ -111,7 +141,7 @@ def test_columns() -> None:
 
 
 def test_bad_config() -> None:
-    with pytest.raises(ValueError, match="task must be one of mnist, cifar10, got 'svhn'"):
+    with pytest.raises(ValueError, match="task must be one of mnist, cifar10, fast-cifar, got 'svhn'"):
         replace(CONFIG, task="svhn")
     with pytest.raises(ValueError, match=r"warmup must be in \[0, 1\), a fraction of the steps, got 1\.5"):
         replace(CONFIG, warmup=1.5)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch import nn
 
 from powerprop.experiments.imagenet.cells import Cell
+from powerprop.experiments.sparse.costs import training_cost
 from powerprop.experiments.sparse.rows import ROWS
 from powerprop.flops import count_flops, layer_densities
-from powerprop.sparsify.iterative import IterativePruning
 
 STEPS = 32_000
 """Of a cycle; what a step costs does not depend on it."""
@@ -40,9 +40,6 @@ class Costs:
         if sparse_stem:
             density["conv1.weight"] = 1 - this.sparsity
         method = row.make(this.sparsity, this.distribution, STEPS, this.rules, seed=0)
-        if method is None:
-            return this.times
-        if isinstance(method, IterativePruning):
-            return this.times * self.flops.gradual(density)
-        backward = self.densities(this, min(row.backward, this.sparsity)) if method.explores else None
-        return this.times * self.flops.training(method, density, backward)
+        explores = method is not None and method.explores
+        backward = self.densities(this, min(row.backward, this.sparsity)) if explores else None
+        return this.times * training_cost(self.flops, method, density, backward)

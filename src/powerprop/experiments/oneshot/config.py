@@ -59,7 +59,8 @@ class Config:
             it constant.
         label_smoothing: of the cross-entropy.
         shift: training images are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they are.
-        precision: of the forward and backward pass: "float32", "bfloat16", "float16".
+        precision: of the forward and backward pass, and of the passes by which a pruned network is measured: "float32",
+            "bfloat16", "float16".
         batch: images per step.
         init: initialisation of the weights.
         pixels: "unit" scales them to [0, 1], "standard" each channel to mean 0 and variance 1.

@@ -14,15 +14,17 @@ from powerprop.allocate import Layers, at_most
 from powerprop.experiments.harness.checks import check_settings, require
 from powerprop.experiments.sparse.rows import FULL_STEPS, ROWS, parse
 from powerprop.power import check_alpha
+from powerprop.train.precision import PRECISIONS
 
 
 class Problem(NamedTuple):
     """A data set with the network that learns it."""
 
     data: str
+    label: str
     build: Callable[[torch.Generator], nn.Module]
     rules: Layers
-    augment: bool
+    convolutions: bool
 
 
 LAST = at_most(0.8)
@@ -35,13 +37,22 @@ LEAST = {
     "regrow": 1,
     "momentum": 0,
     "weight_decay": 0,
+    "label_smoothing": 0,
+    "shift": 0,
 }
 TASKS = {
-    "mnist": Problem("mnist", lambda g: models.lenet_300_100(generator=g), {"fc3.weight": LAST}, False),
-    "cifar10": Problem(
-        "cifar10", lambda g: models.resnet20(generator=g), {"conv1.weight": 0.0, "fc.weight": LAST}, True
+    "mnist": Problem(
+        "mnist", "LeNet-300-100 on MNIST", lambda g: models.lenet_300_100(generator=g), {"fc3.weight": LAST}, False
     ),
-}
+    "cifar10": Problem(
+        "cifar10", "ResNet-20 on CIFAR-10", lambda g: models.resnet20(generator=g),
+        {"conv1.weight": 0.0, "fc.weight": LAST}, True,
+    ),
+    "fast-cifar": Problem(
+        "cifar10", "a network made for speed (`models.fast_cifar`) on CIFAR-10",
+        lambda g: models.fast_cifar(generator=g), {"stem.weight": 0.0, "fc.weight": LAST}, True,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Config:
     """The settings of a sparse-training table.
 
     Args:
-        task: "mnist" (LeNet-300-100) or "cifar10" (ResNet-20).
+        task: "mnist" (LeNet-300-100), "cifar10" (ResNet-20) or "fast-cifar" (CIFAR-10 with a network made for speed).
         rows: names of methods, see `rows.ROWS`.
         columns: such as "uniform 0.95" or "erk 0.9".
         alpha: the power of the Powerprop rows.
@@ -61,7 +72,12 @@ class Config:
         extended: the rows of the extended-training table.
         batch: images per step.
         momentum: of SGD.
+        nesterov: look ahead along the momentum.
         weight_decay: of SGD.
+        label_smoothing: of the cross-entropy.
+        shift: training images in colour are moved by up to so many pixels, and half of them mirrored; 0 leaves them as
+            they are.
+        precision: of the forward and backward pass: "float32", "bfloat16", "float16".
         train: the first so many training images are trained on; 0 means all.
         test: the first so many test images are measured; 0 means all.
         validation: the last so many training images choose the learning rate.
@@ -85,7 +101,11 @@ class Config:
     extended: tuple[str, ...] = ()
     batch: int = 100
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 1e-4
+    label_smoothing: float = 0.0
+    shift: int = 4
+    precision: str = "float32"
     train: int = 0
     test: int = 0
     validation: int = 5000
@@ -95,7 +115,7 @@ class Config:
     regrow: int = 100
 
     def __post_init__(self) -> None:
-        check_settings(self, LEAST, {"task": tuple(TASKS)})
+        check_settings(self, LEAST, {"task": tuple(TASKS), "precision": tuple(PRECISIONS)})
         for row in (*self.rows, *self.extended):
             require(row in ROWS, f"row must be one of {', '.join(ROWS)}, got {row!r}")
         for column in (*self.columns, self.tune_at):
@@ -104,6 +124,8 @@ class Config:
         require(len(self.lrs) > 0 and all(lr > 0 for lr in self.lrs), f"lrs must be some, above 0, got {self.lrs}")
         require(len(set(self.lrs)) == len(self.lrs), f"lrs must be different, got {self.lrs}")
         require(all(m >= 1 for m in self.multipliers), f"multipliers must be at least 1, got {self.multipliers}")
+        require(self.label_smoothing < 1, f"label_smoothing must be in [0, 1), got {self.label_smoothing!r}")
+        require(not self.nesterov or self.momentum > 0, "nesterov needs a momentum above 0, got 0")
         require(0 <= self.warmup < 1, f"warmup must be in [0, 1), a fraction of the steps, got {self.warmup!r}")
 
     @property
@@ -116,7 +138,9 @@ LEFT_OUT = (
     "pp-dense", "one-shot", "pp-one-shot", *(f"pp-{m}" for m in ("static", "snip", "set", "dsr", "snfs", "rigl"))
 )  # fmt: skip
 SHORT = tuple(name for name in ROWS if name not in LEFT_OUT)
-MAIN = ("dense", "static", "rigl", "iterative", "pp-iterative", "topkast-0", "pp-topkast-0")
+MAIN = (
+    "dense", "static", "snip", "set", "rigl", "snfs", "dsr", "iterative", "pp-iterative", "topkast-0", "pp-topkast-0",
+)  # fmt: skip
 TABLE = ("uniform 0.8", "uniform 0.9", "uniform 0.95", "uniform 0.98", "uniform 0.99", "erk 0.8", "erk 0.9")
 PAIR = ("rigl", "pp-topkast-0")
 
@@ -139,13 +163,14 @@ MNIST_PRESETS = {
 
 CIFAR_PRESETS = {
     "smoke": Config(
-        task="cifar10", rows=("dense", "pp-topkast-0"), columns=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
-        tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, every=1,
+        task="fast-cifar", rows=("dense", "pp-topkast-0"), columns=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
+        tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, every=1, nesterov=True,
+        label_smoothing=0.1, shift=2, precision="bfloat16",
     ),
     "cpu": Config(
-        task="cifar10", rows=MAIN, columns=("uniform 0.9", "uniform 0.95"), alpha=1.375, lrs=(0.1, 0.2),
-        tune_at="uniform 0.9", seeds=1, steps=500, batch=64, weight_decay=5e-4, validation=2_000, every=50,
-        warmup=0.1, refresh=1,
+        task="fast-cifar", rows=MAIN, columns=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5,
+        lrs=(0.2, 0.4), tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True, weight_decay=5e-4,
+        label_smoothing=0.1, shift=2, precision="bfloat16", every=180, warmup=0.2, refresh=1, regrow=25,
     ),
     "paper": Config(
         task="cifar10", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), tune_at="uniform 0.95",

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
 from powerprop.experiments.harness.typed import Diverged, result_of
+from powerprop.experiments.sparse.config import TASKS, Config
 from powerprop.experiments.sparse.figures import Found, extreme, training
 from powerprop.experiments.sparse.results import Trained
 from powerprop.experiments.sparse.rows import DENSE, FULL_STEPS, ROWS, parse
 from powerprop.experiments.sparse.tuning import chosen_lr, column_of, job
 from powerprop.report import Column, Headline, Mean, Section, Stat, Table
 from powerprop.train import read_metrics
-
-if TYPE_CHECKING:
-    from powerprop.experiments.sparse.config import Config
 
 PAIRS = (
     ("rigl", "static"),
@@ -56,7 +55,7 @@ def findings(config: Config, results: Results, out: Path) -> Findings:
 
     table, figures = main_table(config, found), out / "figures"
     sections = [
-        Section("Test accuracy", "", [extreme(config, found, figures)], [table]),
+        Section("Test accuracy", "", [extreme(config, found, figures)], [table, costs(config, found)]),
         Section(
             "Who beats whom", "Differences of the means in points; positive is as expected.", [], [duels(config, found)]
         ),
@@ -76,7 +75,7 @@ def findings(config: Config, results: Results, out: Path) -> Findings:
 
 def note(config: Config) -> str:
     """What this run did, and what was shortened."""
-    net = {"mnist": "LeNet-300-100 on MNIST", "cifar10": "ResNet-20 on CIFAR-10"}[config.task]
+    net = TASKS[config.task].label
     length = f"{config.steps:,} steps of {config.batch} images"
     if config.steps < (full := FULL_STEPS[config.task]):
         length += f" (shortened: a full training has {full:,})"
@@ -114,6 +113,17 @@ def main_table(config: Config, found: Found) -> Table:
         else:
             rows.append([ROWS[row].label, *(accuracy(found(row, c)) for c in config.columns)])
     return Table("Test accuracy by method and sparsity", columns, rows, "Percent. Dense rows are at 0% sparsity.")
+
+
+def costs(config: Config, found: Found) -> Table:
+    """What each training costs, as a multiple of the dense one."""
+    rows: list[list[Any]] = []
+    for row in (row for row in config.rows if ROWS[row].method != "dense"):
+        runs = [found(row, column) for column in config.columns]
+        spent = [f"{fmean(r.training_flops for r in each):.3f}" if each else "diverged" for each in runs]
+        rows.append([ROWS[row].label, *spent])
+    caption = "FLOPs of a training, dense = 1, as the papers on RigL and Top-KAST count them; mean over the seeds."
+    return Table("Training FLOPs by method and sparsity", ["method", *map(title_of, config.columns)], rows, caption)
 
 
 def differences(config: Config, found: Found) -> dict[str, list[float | None]]:

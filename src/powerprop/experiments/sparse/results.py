@@ -15,6 +15,7 @@ class Trained:
         asked: weights that should be left, by layer, or in all where the method may move them between layers.
         sparsity: of all layers together.
         inference_flops: of a forward pass, relative to the dense network.
+        training_flops: of the whole training, relative to a dense one of the same length.
     """
 
     test: float
@@ -23,6 +24,7 @@ class Trained:
     asked: dict[str, int] | int
     sparsity: float
     inference_flops: float
+    training_flops: float
 
     @property
     def exact(self) -> bool:

@@ -15,7 +15,7 @@ from powerprop.sparsify.prune import allocate
 DENSE = "uniform 0"
 """The column of the dense row."""
 
-FULL_STEPS = {"mnist": 32_000, "cifar10": 64_000}
+FULL_STEPS = {"mnist": 32_000, "cifar10": 64_000, "fast-cifar": 3_600}
 """The length of a training that is not shortened."""
 
 

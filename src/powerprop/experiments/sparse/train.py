@@ -10,24 +10,30 @@ ResNet-50 on ImageNet (experiment `imagenet`); here the same rows are trained wh
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import powerprop as pp
 from powerprop import data
 from powerprop.allocate import Layers
+from powerprop.experiments.harness import images
 from powerprop.experiments.harness.experiment import Experiment, Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.sparse.config import CIFAR_PRESETS, MNIST_PRESETS, TASKS, Config
+from powerprop.experiments.sparse.costs import training_cost
 from powerprop.experiments.sparse.report import findings
 from powerprop.experiments.sparse.rows import ROWS, Row, asked
 from powerprop.experiments.sparse.tuning import jobs
 from powerprop.flops import count_flops
+from powerprop.sparsify.base import Method
 from powerprop.train import MetricsLog, evaluate, fit
 from powerprop.train.distributed import local_device
+from powerprop.train.precision import Precision
 
 
 def prepare(config: Config) -> None:
@@ -48,7 +54,7 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
     splits = load_splits(config).to(device)
     # The same seed gives every row the same initial weights and the same batches.
     model = task.build(torch.Generator().manual_seed(settings["seed"])).to(device)
-    if config.task == "cifar10":
+    if task.convolutions:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     steps = config.steps * settings["cycles"]
     optimizer = make_optimizer(config, model, row, settings, steps)
@@ -61,14 +67,15 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
         rules = layer_rules(config, settings["distribution"])
         masks = pp.prune(model, settings["sparsity"], settings["distribution"], rules)
         pp.recalibrate(model, (splits.train.x[i : i + 500] for i in range(0, 5000, 500)))
-    return measure(config, model, masks, splits, settings)
+    return measure(config, model, optimizer, masks, splits, settings)
 
 
 def make_optimizer(config: Config, model: nn.Module, row: Row, settings: dict[str, Any], steps: int) -> pp.Powerprop:
     """SGD with momentum, the row's method and its α."""
     base = torch.optim.SGD(
-        model.parameters(), settings["lr"], momentum=config.momentum, weight_decay=config.weight_decay
-    )
+        model.parameters(), settings["lr"], momentum=config.momentum, weight_decay=config.weight_decay,
+        nesterov=config.nesterov,
+    )  # fmt: skip
     rules = layer_rules(config, settings["distribution"])
     method = row.make(
         settings["sparsity"], settings["distribution"], steps, rules, settings["seed"], config.refresh, config.regrow
@@ -88,7 +95,7 @@ def train(
 ) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one; cosine schedule."""
     generator = torch.Generator().manual_seed(settings["seed"])
-    augment = data.crop_and_flip if TASKS[config.task].augment else None
+    augment = images.moved(config.shift) if TASKS[config.task].convolutions else None
     batches = data.Batches(*splits.train, config.batch, generator, augment)
     with MetricsLog(folder / "metrics.jsonl") as log:
         fit(
@@ -96,6 +103,8 @@ def train(
             optimizer,
             batches,
             steps,
+            loss=partial(cross_entropy, label_smoothing=config.label_smoothing),
+            precision=Precision(config.precision, next(model.parameters()).device.type),
             schedule=lambda step: rate(step / steps, config.warmup),
             checkpoint=folder / "checkpoint.pt",
             checkpoint_every=config.every,
@@ -113,35 +122,29 @@ def rate(done: float, warmup: float) -> float:
 
 
 def measure(
-    config: Config, model: nn.Module, masks: pp.Masks, splits: data.Splits, settings: dict[str, Any]
-) -> dict[str, Any]:
+    config: Config, model: nn.Module, optimizer: pp.Powerprop, masks: pp.Masks, splits: data.Splits,
+    settings: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """Accuracies, the sparsity that was reached, and FLOPs relative to dense training."""
     counts = {n: int(m.count_nonzero()) for n, m in masks.items()}
     flops = count_flops(model, tuple(splits.test.x.shape[1:]))
-    kept = {n: counts[n] / m.numel() for n, m in masks.items()}
+    method = optimizer.sparsify if isinstance(optimizer.sparsify, Method) else None
     return {
         "test": evaluate(model, *splits.test).accuracy,
         "validation": evaluate(model, *splits.validation).accuracy,
         "kept": counts,
         "asked": asked(masks, settings, layer_rules(config, settings["distribution"])),
         "sparsity": masks.sparsity(),
-        "inference_flops": flops.inference(kept),
+        "inference_flops": flops.inference(masks),
+        "training_flops": training_cost(flops, method, masks, optimizer.trainable),
     }
 
 
 def load_splits(config: Config) -> data.Splits:
     """Training, validation and test images as floats; CIFAR's standardised."""
     task = TASKS[config.task]
-    train, validation, test = data.load(task.data).split_validation(config.validation)
-    splits = data.Splits(_first(train, config.train), validation, _first(test, config.test))
-    if config.task == "mnist":
-        return splits.map(data.to_float)
-    mean, std = data.mean_std(splits.train.x)
-    return splits.map(lambda x: data.normalise(x, mean, std))
-
-
-def _first(part: data.Part, count: int) -> data.Part:
-    return data.Part(part.x[:count], part.y[:count]) if count else part
+    pixels = "standard" if task.convolutions else "unit"
+    return images.load_splits(task.data, pixels, config.validation, config.train, config.test)
 
 
 def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment:
@@ -152,4 +155,6 @@ def _experiment(name: str, title: str, presets: dict[str, Config]) -> Experiment
 
 
 EXPERIMENT = _experiment("sparse-training", "every sparse-training method on MNIST, LeNet-300-100", MNIST_PRESETS)
-CIFAR = _experiment("sparse-training-cifar", "sparse-training methods on CIFAR-10, ResNet-20", CIFAR_PRESETS)
+CIFAR = _experiment(
+    "sparse-training-cifar", "every sparse-training method on CIFAR-10, a network made for speed", CIFAR_PRESETS
+)
