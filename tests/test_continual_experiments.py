@@ -21,11 +21,13 @@ import standin
 from powerprop import data
 from powerprop.cli import main
 from powerprop.experiments import EXPERIMENTS
+from powerprop.experiments.continual.arms import Arm, arms, chosen_candidate, jobs
+from powerprop.experiments.continual.candidates import Tried, choose, parse
 from powerprop.experiments.continual.measure import LogitsChangedError, Measures
 from powerprop.experiments.continual.report import Story
 from powerprop.experiments.continual.report import findings as write_findings
 from powerprop.experiments.continual.tasklog import StepCount
-from powerprop.experiments.continual.train import Arm, Config, arms, jobs, make_learner, make_stream, rate
+from powerprop.experiments.continual.train import Config, make_learner, make_stream, rate
 from powerprop.experiments.harness.experiment import Findings
 from powerprop.experiments.harness.runner import run
 from powerprop.report import write_page
@@ -89,12 +91,50 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     assert "class-incremental" in html
     assert ("half of it" in html) == (name == "split-cifar100")
     for folder in (tmp_path / "jobs").iterdir():
-        assert {path.name for path in folder.iterdir()} == {
-            "learner.safetensors",
-            "metrics.jsonl",
-            "job.json",
-            "result.json",
-        }
+        kept = {"learner.safetensors", "metrics.jsonl", "job.json", "result.json"}
+        trial = folder.name.startswith("trial-")
+        assert {path.name for path in folder.iterdir()} == (kept - {"metrics.jsonl"} if trial else kept)
+
+
+def test_candidates_are_tried_before_the_table() -> None:
+    slow, fast = "lr=0.1", "lr=0.3 gamma=0.2 clip=2"
+    config = replace(SMALL, candidates=(slow, fast), seeds=2)
+    (arm,) = arms(config)
+    assert [job.key for job in jobs(config, {})] == [
+        "trial-efficient-packnet-alpha1.5-lr0.1",
+        "trial-efficient-packnet-alpha1.5-lr0.3-gamma0.2-clip2",
+    ]
+    results = {
+        arm.trial(slow).key: {"validation": 0.8, "used": [0.2, 0.3]},
+        arm.trial(fast).key: {"validation": 0.9, "used": [0.4, 0.6]},
+    }
+    assert chosen_candidate(config, arm, results) == fast
+    *_, last = jobs(config, results)
+    assert (last.key, last.settings["candidate"]) == ("efficient-packnet-alpha1.5-seed1", fast)
+    results[arm.trial(fast).key] = {"diverged": "nan"}
+    assert chosen_candidate(config, arm, results) == slow
+
+
+def test_a_candidate_must_leave_room_for_all_tasks() -> None:
+    wasteful, frugal, poor = Tried(0.9, [0.3, 0.5]), Tried(0.8, [0.4, 0.45]), Tried(0.7, [0.1, 0.2])
+    assert wasteful.needed(10) == pytest.approx(0.3 + 9 * 0.2)
+    found = {"wasteful": wasteful, "frugal": frugal, "poor": poor}
+    assert choose(found, 10) == "frugal"
+    assert choose(found, 3) == "wasteful"
+    assert choose({"wasteful": wasteful, "frugal": frugal}, 100) == "frugal"
+
+
+@pytest.mark.parametrize("bad", ["", "lr", "lr=fast", "rate=0.1", "lr=0.1 lr=0.2", "lr:0.1"])
+def test_bad_candidates(bad: str) -> None:
+    with pytest.raises(ValueError, match=f"a candidate must look like .*, got '{bad}'"):
+        parse(bad)
+
+
+def test_the_settings_of_a_candidate_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"gamma must be in \(0, 1\], got 1\.5"):
+        replace(SMALL, candidates=("gamma=1.5",))
+    with pytest.raises(ValueError, match="tuning_tasks must be at most the 2 tasks, got 3"):
+        replace(SMALL, candidates=("lr=0.1", "lr=0.2"), tuning_tasks=3)
 
 
 def command(out: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from powerprop.continual.packing.search import check_grid
+from powerprop.experiments.continual.candidates import with_candidate
 from powerprop.experiments.harness.checks import check_alphas, check_images, check_positive, check_settings, require
 
 if TYPE_CHECKING:
@@ -23,8 +24,19 @@ CHOICES = {
     "methods": tuple(METHOD_LABELS),
     "reuse": ("all", "output"),
     "decay": ("training", "retraining"),
+    "precision": ("float32", "bfloat16"),
 }
-LEAST = {"tasks": 1, "steps": 1, "probed": 1, "probe": 1, "batch": 1, "width": 1, "clip": 0, "pruning_steps": 1}
+LEAST = {
+    "tasks": 1,
+    "steps": 1,
+    "probed": 1,
+    "probe": 1,
+    "batch": 1,
+    "width": 1,
+    "clip": 0,
+    "pruning_steps": 1,
+    "tuning_tasks": 1,
+}
 INPUTS = {"mlp": ((1, 28, 28), 10), "alexnet": ((3, 32, 32), 100)}
 """The images and the number of classes that a network is made for."""
 
@@ -52,6 +64,13 @@ def check_config(config: Config) -> None:
     fits = config.model != "alexnet" or config.stream == "split"
     require(fits, f"model alexnet is for a split stream, got stream {config.stream!r}")
     check_grid(config.grid)
+    tried = config.candidates
+    require(len(set(tried)) == len(tried), f"candidates must be different, got {tried}")
+    for text in tried:
+        with_candidate(config, text)
+    most = config.tasks
+    fits = not tried or config.tuning_tasks <= most
+    require(fits, f"tuning_tasks must be at most the {most} tasks, got {config.tuning_tasks}")
 
 
 def check_tasks(config: Config, images: Images) -> None:

@@ -42,6 +42,10 @@ class Config:
         clip: the largest norm of a gradient, as `Strategy` takes it; 0 is any.
         batch: images per step.
         width: units of a hidden layer of the mlp.
+        precision: of the passes of training: "float32" or "bfloat16"; networks are measured and pruned in float32.
+        candidates: settings to choose from, each such as "lr=0.1 gamma=0.98 clip=1", for every method and power by
+            itself: the best on validation images of the first tasks among those that leave room for all.
+        tuning_tasks: so many tasks decide.
         search: how the sparsity of a task is found: "linear", "binary" or "taylor".
         grid: kept fractions to choose from; "frugal-packnet" goes on below the last, down to 0.05%.
         distribution: "global" ranks all weights together, "uniform" keeps the same fraction of each layer.
@@ -78,6 +82,9 @@ class Config:
     clip: float = 0.0
     batch: int = 64
     width: int = 1000
+    precision: str = "float32"
+    candidates: tuple[str, ...] = ()
+    tuning_tasks: int = 2
     search: str = "linear"
     grid: tuple[float, ...] = GRID
     distribution: str = "global"

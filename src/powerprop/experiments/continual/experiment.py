@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from powerprop.experiments.continual.arms import jobs
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.report import Story, findings
-from powerprop.experiments.continual.train import jobs, prepare_tasks, run_job
+from powerprop.experiments.continual.train import prepare_tasks, run_job
 from powerprop.experiments.harness.experiment import Experiment
 
 

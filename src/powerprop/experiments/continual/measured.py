@@ -8,9 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from powerprop.continual import Accuracies, Scenario
+from powerprop.experiments.continual.arms import Arm, chosen_candidate
+from powerprop.experiments.continual.candidates import with_candidate
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.results import Learned
-from powerprop.experiments.continual.train import Arm, rate
+from powerprop.experiments.continual.train import rate
 from powerprop.experiments.harness.experiment import Results
 from powerprop.experiments.harness.typed import Diverged, result_of
 from powerprop.report import Curve, Mean
@@ -31,12 +33,17 @@ class Measured:
     runs: list[Learned]
     diverged: list[str]
     notes: set[str]
+    lr: float
     several: bool = False
     """True if other arms are of another method, so that colours tell methods apart and not powers."""
 
     def given(self) -> Mean:
         """Average accuracy over all tasks after the last, with the task given."""
         return Mean.of(fmean(run.accuracy) for run in self.runs)
+
+    def worst(self) -> Mean:
+        """The lowest accuracy of a task, the task given."""
+        return Mean.of(min(run.accuracy) for run in self.runs)
 
     def inferred(self, group: int) -> Mean:
         """The same with the task inferred by the default method from groups of this size."""
@@ -71,6 +78,10 @@ class Measured:
         """Average accuracy over the tasks learned so far, with the task given."""
         return self.curve([running_mean(run.accuracy) for run in self.runs])
 
+    def tasks(self) -> Curve:
+        """The accuracy of every task, right after it was learned and ever since."""
+        return self.curve([run.accuracy for run in self.runs])
+
     def used_weights(self) -> Curve:
         """The fraction of weights used after each task."""
         return self.curve([run.used for run in self.runs])
@@ -81,11 +92,12 @@ class Measured:
 
 def measure(config: Config, arm: Arm, results: Results) -> Measured:
     """The seeds of an arm."""
+    chosen = with_candidate(config, chosen_candidate(config, arm, results))
     found = [result_of(Learned, results, arm.job(seed).key) for seed in range(config.seeds)]
     lost = [f"{arm.label}, seed {i}: {run.diverged}" for i, run in enumerate(found) if isinstance(run, Diverged)]
     notes = {run.note for run in found if run.note}
     runs = [run for run in found if isinstance(run, Learned)]
-    return Measured(arm, runs, lost, notes, several=len(config.methods) > 1)
+    return Measured(arm, runs, lost, notes, rate(chosen, arm.alpha), several=len(config.methods) > 1)
 
 
 def compared(config: Config) -> bool:
@@ -101,7 +113,7 @@ def summary(config: Config, measured: Sequence[Measured]) -> dict[str, Any]:
 def _arm(config: Config, m: Measured) -> dict[str, Any]:
     """The numbers of an arm; only what it was if all its runs diverged."""
     what = {
-        "label": m.arm.label, "method": m.arm.method, "alpha": m.arm.alpha, "lr": rate(config, m.arm.alpha),
+        "label": m.arm.label, "method": m.arm.method, "alpha": m.arm.alpha, "lr": m.lr,
         "seeds": len(m.runs), "diverged": len(m.diverged),
     }  # fmt: skip
     return {**what, **_numbers(config, m)} if m.runs else what
@@ -110,7 +122,8 @@ def _arm(config: Config, m: Measured) -> dict[str, Any]:
 def _numbers(config: Config, m: Measured) -> dict[str, Any]:
     group, known = max(config.groups), compared(config)
     return {
-        GIVEN: m.given().mean, INFERRED: m.inferred(group).mean, "group": group, "used": m.used().mean,
+        GIVEN: m.given().mean, "worst": m.worst().mean,
+        INFERRED: m.inferred(group).mean, "group": group, "used": m.used().mean,
         "forgetting": m.forgetting().mean if known else None,
         "backward_transfer": m.backward_transfer().mean if known else None,
         "accuracy": m.averages().mean.tolist(), "used_weights": m.used_weights().mean.tolist(),

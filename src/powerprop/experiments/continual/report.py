@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from powerprop.experiments.continual.arms import arms, tried
+from powerprop.experiments.continual.candidates import choose
 from powerprop.experiments.continual.checks import BY_VALIDATION
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measured import GIVEN, INFERRED, Measured, compared, measure, summary
-from powerprop.experiments.continual.train import arms, rate
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
 from powerprop.report import Column, Curve, Headline, Mean, Section, Stat, Table, heatmap, lines
@@ -46,7 +47,10 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
     notes = " ".join(sorted(set().union(*(m.notes for m in everything))))
     page = run_page(
         out, config, story.title, f"{story.intro}\n\n{run_note(config)} {notes}".strip(), story.paper,
-        [*sections(config, measured, table, out / "figures"), *diverged_section(lost)],
+        [
+            *sections(config, measured, table, out / "figures"), *candidates_section(config, results),
+            *diverged_section(lost),
+        ],
         stats(config, measured) if measured else [], headline(config, measured, story) if measured else None,
     )  # fmt: skip
     return Findings(page, table, summary(config, everything))
@@ -61,6 +65,27 @@ def sections(config: Config, measured: Sequence[Measured], table: Table, figures
         *([matrix_section(best(measured), figures)] if config.matrix else []),
         inference_section(config, measured, figures),
     ]
+
+
+def candidates_section(config: Config, results: Results) -> list[Section]:
+    """What the candidates came to; nothing if there were none."""
+    if not config.candidates:
+        return []
+    rows: list[list[str]] = []
+    for arm in arms(config):
+        found = tried(config, arm, results)
+        best_of_all = choose(found, config.tasks)
+        for text in config.candidates:
+            each = found.get(text)
+            numbers = [f"{100 * each.validation:.2f}", f"{100 * each.needed(config.tasks):.1f}"] if each else ["", ""]
+            rows.append([arm.label, text, *numbers, "chosen" if text == best_of_all else "" if each else "diverged"])
+    columns = ["", "settings", "validation accuracy", f"weights that {config.tasks} tasks would use", ""]
+    text = (
+        f"Each row of the table has the settings that were best on validation images of the first "
+        f"{config.tuning_tasks} tasks, first seed, among those that leave room for all tasks if each takes as many new "
+        "weights as the last of these. The test images play no part in it. The rate is that of α = 1."
+    )
+    return [Section("Settings that were chosen", text, [], [Table("Candidates", columns, rows, "In percent.")])]
 
 
 def diverged_section(lost: Sequence[str]) -> list[Section]:
@@ -94,6 +119,7 @@ def main_table(config: Config, measured: Sequence[Measured], story: Story, diver
     columns: list[str | Column] = [
         "", "lr",
         Column(GIVEN, "max", 2, percent=True),
+        Column("worst task", "max", 2, percent=True),
         Column(f"{INFERRED}, {group} images", "max", 2, percent=True),
         *([Column(f"{INFERRED}, 1 image", "max", 1, percent=True)] if single else []),
         *([Column(name, None, 2, percent=True) for name in ("forgetting", "backward transfer")] if known else []),
@@ -103,13 +129,14 @@ def main_table(config: Config, measured: Sequence[Measured], story: Story, diver
     for m in measured:
         inferred = [m.inferred(group), *([m.inferred(1)] if single else [])]
         kept = [m.forgetting(), m.backward_transfer()] if known else []
-        rows.append([m.arm.label, f"{rate(config, m.arm.alpha):.3g}", m.given(), *inferred, *kept, m.used()])
+        rows.append([m.arm.label, f"{m.lr:.3g}", m.given(), m.worst(), *inferred, *kept, m.used()])
     for label, given, inferred_paper, used in story.rows:
-        rows.append([label, "", given, inferred_paper, *[""] * (single + 2 * known), used])
+        rows.append([label, "", given, "", inferred_paper, *[""] * (single + 2 * known), used])
     lost = f" {diverged} runs diverged." if diverged else ""
     part = "" if config.matrix else f" {PROBED.format(config.probe, min(config.probed, config.tasks))}"
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
+        "Worst task: the lowest accuracy of a task, the task given. "
         "Class-incremental: it is inferred from so many images by the default method, which compares them with stored "
         "mean inputs, unlike the paper's, and must be right; other methods are below."
         f"{part}{FORGOTTEN if known else ''}{lost}"
@@ -122,7 +149,7 @@ def curves_section(measured: Sequence[Measured], table: Table, figures: Path) ->
     text = (
         "First the average over all tasks learned so far, each with its own sub-network. Nothing changes once it is "
         "learned: the logits of earlier tasks are compared bit for bit during the run. Then the fraction of weights "
-        "that some task uses."
+        "that some task uses, and the accuracy of every task by itself."
     )
     pictures = [
         lines(
@@ -132,6 +159,10 @@ def curves_section(measured: Sequence[Measured], table: Table, figures: Path) ->
         lines(
             [m.used_weights() for m in measured], figures / "used.svg", "Weights in use", "tasks learned",
             "fraction of weights", percent=True,
+        ),
+        lines(
+            [m.tasks() for m in measured], figures / "tasks.svg", f"Accuracy of each task ({GIVEN})", "task",
+            "accuracy", percent=True,
         ),
     ]  # fmt: skip
     return Section("Accuracy and capacity", text, pictures, [table])

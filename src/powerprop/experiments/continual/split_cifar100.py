@@ -1,7 +1,7 @@
 """Split-CIFAR100, ten tasks of ten classes each, in the AlexNet-like network: section 5.3 of the paper.
 
 Every task has an output layer of its own. The paper trains and retrains 75,000 steps per task with α = 1.75; the preset
-`cpu` a few hundred, which shows that the method runs on a convolutional network, not the paper's accuracy.
+`cpu` 1,000 and 500, with settings that are chosen on validation images of the first two tasks.
 """
 
 from __future__ import annotations
@@ -10,16 +10,23 @@ from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.experiment import continual_experiment
 from powerprop.experiments.continual.report import Story
 
+CANDIDATES = (
+    "lr=0.05 gamma=0.98 clip=1",
+    "lr=0.1 gamma=0.98 clip=1",
+    "lr=0.1 gamma=0.95 clip=1",
+    "lr=0.1 gamma=0.98 clip=4",
+)
 PRESETS = {
     "smoke": Config(
         data="cifar100", stream="split", tasks=2, model="alexnet", alphas=(1.75,), lr=0.05, seeds=1, steps=1,
         retrain_steps=1, gamma=0.01, clip=1.0, batch=8, search="binary", grid=(0.9, 0.3), images=2_000,
-        validation=500, test=16, matrix=False, groups=(1, 8), probe=8, probed=2,
+        validation=500, test=16, matrix=False, groups=(1, 8), probe=8, probed=2, precision="bfloat16",
+        candidates=("lr=0.05 clip=1", "lr=0.1 gamma=0.02"), tuning_tasks=1,
     ),
     "cpu": Config(
-        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.75), lr=0.1, seeds=1, steps=200,
-        retrain_steps=100, gamma=0.99, magnitude=0.02, decay=("retraining",), clip=1.0,
-        spread=0.5, search="binary", validation=2_500, probe=128,
+        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.75), lr=0.1, seeds=1, steps=1_000,
+        retrain_steps=500, gamma=0.99, magnitude=0.02, decay=("retraining",), clip=1.0, spread=0.5, search="binary",
+        validation=2_500, probe=128, precision="bfloat16", candidates=CANDIDATES,
     ),
     "paper": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,

@@ -1,62 +1,52 @@
 """Task after task in one network: what the continual-learning experiments share.
 
-Arms (a method and an α) × seeds. A job saves its learner after every task and goes on from there; everything measured
+A job saves its learner after every task and goes on from there; everything measured
 is part of that file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from powerprop import data, models
-from powerprop.continual import Classification, EfficientPackNet, PackNet, Strategy, learn_stream
+from powerprop.continual import Classification, EfficientPackNet, PackNet, accuracy_on, learn_stream
+from powerprop.continual.packing.base import Packing
 from powerprop.continual.packing.search import FINE
-from powerprop.experiments.continual.checks import BY_VALIDATION, METHOD_LABELS, check_tasks
+from powerprop.experiments.continual.candidates import with_candidate
+from powerprop.experiments.continual.checks import BY_VALIDATION, check_tasks
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measure import Measures
 from powerprop.experiments.continual.tasklog import StepCount, TaskLog
-from powerprop.experiments.harness.experiment import Job, Results
+from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.models.init import fans
 from powerprop.select import select
 from powerprop.train import MetricsLog, NonFiniteError
 from powerprop.train.distributed import local_device
+from powerprop.train.precision import Precision
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One row of the table: a method and an α."""
+class InPrecision(Classification):
+    """Classification whose passes of training compute in some precision; scores and answers are in float32."""
 
-    method: str
-    alpha: float
+    mixes_tasks = True
 
-    @property
-    def label(self) -> str:
-        """What the reader sees."""
-        name = METHOD_LABELS[self.method]
-        return name if self.alpha == 1 else f"Powerprop + {name}, α={self.alpha:g}"
+    def __init__(self, labels: Literal["task", "stream"], precision: str, device: torch.device) -> None:
+        super().__init__(labels)
+        self.device, self.precision = device, Precision(precision, device.type)
 
-    def job(self, seed: int) -> Job:
-        """The run of this arm from a seed."""
-        settings = {"method": self.method, "alpha": self.alpha, "seed": seed}
-        return Job(f"{self.method}-alpha{self.alpha:g}-seed{seed}", settings)
-
-
-def arms(config: Config) -> list[Arm]:
-    """Every method at every α."""
-    return [Arm(method, alpha) for method in config.methods for alpha in config.alphas]
-
-
-def jobs(config: Config, results: Results) -> list[Job]:
-    """All arms and seeds; nothing is tuned."""
-    return [arm.job(seed) for seed in range(config.seeds) for arm in arms(config)]
+    def loss(self, model: Any, batch: Any, task: int | Tensor) -> Tensor:
+        with self.precision.autocast(self.device):
+            return super().loss(model, batch, task)
 
 
 def prepare(config: Config) -> None:
@@ -86,10 +76,13 @@ def equal_rate(lr: float, magnitude: float, alpha: float) -> float:
 
 def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Learn all tasks, from the saved learner in the folder if there is one, and measure."""
+    config = with_candidate(config, job.settings.get("candidate", ""))
     device = local_device()
     images = load_images(config)
     stream = make_stream(config, images.to(device), job.settings["seed"])
     learner = make_learner(config, job.settings, device)
+    if job.settings.get("trial"):
+        return run_trial(learner, stream[: config.tuning_tasks], folder, progress)
     measures = Measures(config, learner, stream)
 
     whole = config.steps + config.retrain_steps
@@ -117,6 +110,23 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
         return {**diverged, "note": images.note, **lines.other_records()}
 
 
+def run_trial(learner: Packing, stream: Sequence[data.Task], folder: Path, progress: Progress) -> dict[str, Any]:
+    """Learn the first tasks and measure them on validation images alone."""
+
+    def learned(task: data.Task) -> None:
+        learner.records.setdefault("used", []).append(learner.nets.masks.used())
+
+    def heard(phase: str, step: int, loss: float) -> None:
+        progress(learner.current / len(stream), {"task": learner.current + 1, "loss": loss})
+
+    try:
+        learn_stream(learner, stream, (), checkpoint=folder / "learner.safetensors", after_task=learned, progress=heard)
+    except NonFiniteError as error:
+        return {"diverged": f"task {learner.current}: {error}"}
+    found = [accuracy_on(learner, task, "task-incremental", part=task.validation()) for task in stream]
+    return {"validation": fmean(found), "used": learner.records["used"]}
+
+
 def load_images(config: Config) -> data.Images:
     """The data set, or the last part of its training images."""
     images = data.load(config.data)
@@ -136,7 +146,7 @@ def make_stream(config: Config, images: data.Images, seed: int) -> data.Stream:
     return data.split(images, images.classes // config.tasks, validation=config.validation, transform=transform)
 
 
-def make_learner(config: Config, settings: dict[str, Any], device: torch.device) -> Strategy:
+def make_learner(config: Config, settings: dict[str, Any], device: torch.device) -> Packing:
     """The learner of an arm, with the first weights of its seed."""
     learning_rate = rate(config, settings["alpha"])
 
@@ -146,7 +156,9 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     options: dict[str, Any] = {
         "alpha": settings["alpha"], "seed": settings["seed"], "steps": config.steps, "batch_size": config.batch,
         "retrain_steps": config.retrain_steps, "clip": config.clip or None, "schedule": partial(falling, config.decay),
-        "objective": Classification("stream" if config.stream == "split" and config.model == "mlp" else "task"),
+        "objective": InPrecision(
+            "stream" if config.stream == "split" and config.model == "mlp" else "task", config.precision, device
+        ),
         "heads": "heads" if config.model == "alexnet" else None,
     }  # fmt: skip
     model = build(config, settings["seed"]).to(device)
@@ -172,6 +184,7 @@ def build(config: Config, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     if config.model == "alexnet":
         model: nn.Module = models.alexnet(100 // config.tasks, heads=config.tasks, generator=generator)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     else:
         model = models.mlp([784, config.width, config.width, 10], generator=generator)
     spread_evenly(model, config.spread, generator)
