@@ -69,6 +69,25 @@ def test_state_round_trip_and_the_next_task_is_the_same_to_the_bit(name: str, ob
 
 
 @every_strategy
+def test_an_optimiser_that_carries_on_is_saved_too(name: str, tmp_path: Path) -> None:
+    if not STRATEGIES[name].kind.carries:
+        with pytest.raises(ValueError, match=r"starts every task anew: expected carry=False"):
+            make(name, carry=True)
+        return
+    ours, fresh = make(name, carry=True), make(name)
+    for learner in (ours, fresh):
+        learner.learn(tensors("classification", 0))
+    assert same_bits(state(ours), state(fresh))
+    ours.save(tmp_path / "learner.safetensors")
+    again = load_learner(tmp_path / "learner.safetensors", network_of(name))
+    assert ours.memory_bytes() == again.memory_bytes() == fresh.memory_bytes()
+    for learner in (ours, again, fresh):
+        learner.learn(tensors("classification", 1))
+    assert same_bits(state(ours), state(again))
+    assert not same_bits(state(ours), state(fresh))
+
+
+@every_strategy
 def test_a_file_makes_the_learner(name: str, tmp_path: Path) -> None:
     ours = make(name)
     ours.learn(tensors("classification", 0))

@@ -73,6 +73,7 @@ class HAT(Strategy):
     Further arguments are those of `Strategy`. With `clip`, the gradients of the embeddings count, which are large.
     """
 
+    carries: ClassVar[bool] = False
     OPTIONS: ClassVar[tuple[str, ...]] = ("s_max", "strength", "periods", "gate_lr", "inputs")
     FIXED: ClassVar[tuple[str, ...]] = ("inputs",)
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {

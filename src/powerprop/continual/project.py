@@ -52,6 +52,8 @@ class Projection(Strategy):
     α > 1 is refused: it multiplies each entry of a step by its own slope, which leads out of any subspace.
     """
 
+    carries: ClassVar[bool] = False
+
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
         reason = "a projected step does not stay in its subspace"
         refuse_alpha(type(self), optimizer, options.get("alpha"), reason)

@@ -146,6 +146,7 @@ class JointTraining(PerfectMemory):
     rehearsed: examples of each earlier task for a step.
     """
 
+    carries: ClassVar[bool] = False
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "split-mnist": {"reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018"},
         "permuted-mnist": {"reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018"},

@@ -16,6 +16,7 @@ from powerprop.continual import saving, stepping
 from powerprop.continual.arguments import check_least
 from powerprop.continual.asking import check_task, over_heads
 from powerprop.continual.combine import act, check_combination
+from powerprop.continual.moments import Moments
 from powerprop.continual.now import Learned, Now, Rehearsal, Stateful, next_task
 from powerprop.continual.objective import Model, Objective, as_objective
 from powerprop.continual.optimiser import OptimizerFactory, powerprop_of
@@ -40,7 +41,7 @@ class Strategy:
         learner.end(loader)
 
     Random numbers are drawn from (seed, task, purpose), so that a learner that was saved after a task and loaded goes
-    on bit for bit. The optimiser starts every task without memory.
+    on bit for bit.
 
     model: called as model(x), or as model(x, task) if it has heads or takes the task.
     optimizer: makes the base optimiser from a list of parameters; or an optimiser of the model, which this learner
@@ -55,16 +56,22 @@ class Strategy:
         Heads may be added while learning.
     takes_task: the model takes the task without having heads.
     where: which weights get α; by default those of all layers that multiply their inputs.
+    carry: let the optimiser remember (momentum, Adam's moments) from task to task; otherwise it starts every task
+        without memory. Adam's then keep weights slow that had large gradients in earlier tasks, a mild protection that
+        the published values of several methods have in them.
     schedule: factor of the learning rate, given the phase ("training", "retraining") and the fraction of it done.
     clip: the largest norm of the gradient while all weights are trained; of a fraction of them, its root times that. A
         new task starts with the large weights of all tasks before it, so that its first gradients can be far larger
         than the later ones.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("steps", "batch_size", "seed", "heads", "takes_task", "clip")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("steps", "batch_size", "seed", "heads", "takes_task", "clip", "carry")
     """The arguments that a saved learner is made of again; each class names its own."""
-    FIXED: ClassVar[tuple[str, ...]] = ("seed", "heads", "takes_task")
+    FIXED: ClassVar[tuple[str, ...]] = ("seed", "heads", "takes_task", "carry")
     """Those of them that a learner must have in common with the file that it takes up."""
+
+    carries: ClassVar[bool] = True
+    """False if every task begins anew, or trains parameters of the method's own: there is nothing to `carry` then."""
 
     def __init__(
         self,
@@ -79,19 +86,22 @@ class Strategy:
         heads: str | None = None,
         takes_task: bool = False,
         where: Where | None = None,
+        carry: bool = False,
         schedule: Callable[[str, float], float] | None = None,
         clip: float | None = None,
     ) -> None:
         check_least(steps=(steps, 1), batch_size=(batch_size, 1), seed=(seed, 0))
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be a positive norm, got {clip}")
+        if carry and not self.carries:
+            raise ValueError(f"the optimiser of {type(self).__name__} starts every task anew: expected carry=False")
         if heads is not None:
             model.get_submodule(heads)
         self.model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
-        self.heads, self.takes_task, self.schedule, self.clip = heads, takes_task, schedule, clip
+        self.heads, self.takes_task, self.schedule, self.clip, self.carry = heads, takes_task, schedule, clip, carry
         self.objective = as_objective(objective)
         self.optimizer = powerprop_of(model, optimizer, alpha, where)
-        self.parts: dict[str, Stateful] = {}
+        self.parts: dict[str, Stateful] = {"moments": Moments(model, self.optimizer)} if carry else {}
         self.tasks: list[Learned] = []
         self.records: dict[str, Any] = {}
         self.now: Now | None = None
@@ -111,7 +121,7 @@ class Strategy:
         steps: int | None = None,
         name: str = "",
     ) -> None:
-        """Begin the next task: the optimiser forgets what it remembers of the last one.
+        """Begin the next task: the optimiser forgets what it remembers of the last one, unless it is to `carry` it.
 
         task: its number, which must be that of the next one; or the task itself.
         classes: the numbers of its classes in the whole stream, if the objective needs them.
@@ -126,7 +136,8 @@ class Strategy:
         self.parameters.add_heads(self.current + 1, lambda: self.generator("head"), f"{now.name}: ")
         self.parameters.take_up_new()
         self.objective.begin(self.current, now.classes)
-        self.optimizer.base.state.clear()
+        if not self.carry:
+            self.optimizer.base.state.clear()
         self.model.train()
         self.now, self._tally = now, Losses(self.device)
         try:
@@ -319,7 +330,8 @@ class Strategy:
 
     def memory_bytes(self) -> int:
         """What the method keeps beyond the model, as it is saved."""
-        tensors = (t for part in self.parts.values() for t in part.state()[0].values())
+        own = (part for name, part in self.parts.items() if name != "moments")  # of the optimiser, not of the method
+        tensors = (t for part in own for t in part.state()[0].values())
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def _open(self, what: str) -> Now:

@@ -46,6 +46,7 @@ class SupSup(Inferring):
     Further arguments are those of `Strategy`. α > 1 is refused: no weight is trained.
     """
 
+    carries: ClassVar[bool] = False
     OPTIONS: ClassVar[tuple[str, ...]] = ("kept", "distribution", "weights")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "permuted-mnist/domain-incremental": {"kept": None, "steps": 1000, "reference": WORTSMAN},

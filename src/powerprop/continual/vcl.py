@@ -97,6 +97,7 @@ class VCL(Strategy):
     Further arguments are those of `Strategy`.
     """
 
+    carries: ClassVar[bool] = False
     OPTIONS: ClassVar[tuple[str, ...]] = (
         "examples", "samples", "log_variance", "prior_variance", "likelihood_steps", "protect",
     )  # fmt: skip

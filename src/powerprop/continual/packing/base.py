@@ -40,6 +40,7 @@ class Packing(Inferring, ABC):
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("retrain_steps",)
+    carries: ClassVar[bool] = False
     open_ended: ClassVar[bool] = True
     """There may always be another task, so that a layer which is nearly full is worth a warning."""
 

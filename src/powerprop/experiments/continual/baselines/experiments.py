@@ -61,10 +61,11 @@ PERMUTED_MNIST = table_experiment(
             "permuted-mnist",
             epochs=2,
             seeds=3,
+            images=25_000,
             strategy=("Naive", "EWC", "Laplace", "MAS", "SI"),
             powerprop=(),
             scenarios=("class-incremental",),
-            strengths=(0.25, 1.0, 4.0, 16.0),  # the published ones are for ten epochs
+            strengths=(1.0, 4.0, 16.0, 64.0),  # the published ones are for ten epochs
             test=2_000,
             economy=True,
         ),
@@ -122,7 +123,7 @@ POWERPROP_EWC = table_experiment(
             images=25_000,
             test=2_000,
             alpha=1.5,
-            strengths=(0.01, 0.1, 1.0, 10.0),
+            strengths=(0.001, 0.01, 0.1, 1.0),
             **PENALTIES,
         ),
         "paper": Config(

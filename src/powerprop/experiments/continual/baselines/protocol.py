@@ -28,6 +28,7 @@ class Protocol:
         optimizer, lr, batch: of every method that has none of its own.
         outputs: what the network answers with, by scenario; scenarios with the same outputs share a training.
         among: the outputs that a class of the stream is told from: "all", or those "seen" so far.
+        carry: the optimiser is made once and remembers from task to task, in methods that allow it.
         own: optimiser and learning rate of methods that the reference, or their own paper, trains otherwise.
         steps: of methods whose published values are van de Ven & Tolias's: so many steps per task, whatever the epochs,
             on pixels in [0, 1]. Others see images with mean 0 and variance 1.
@@ -44,6 +45,7 @@ class Protocol:
     batch: int
     outputs: Mapping[Scenario, str]
     among: Literal["all", "seen"]
+    carry: bool
     own: Mapping[str, tuple[str, float]]
     steps: Mapping[str, int]
     reference: str
@@ -52,19 +54,21 @@ class Protocol:
 PROTOCOLS: dict[str, Protocol] = {
     "split-mnist": Protocol(
         data="mnist", stream="split", tasks=5, model="mlp", width=400, optimizer="Adam", lr=1e-3, batch=128,
-        outputs=BY_SCENARIO, among="seen", own={"GEM": ("SGD", 0.01), "HAT": ("SGD", 0.05)},
+        outputs=BY_SCENARIO, among="seen", carry=True, own={"GEM": ("SGD", 0.01), "HAT": ("SGD", 0.05)},
         steps={"DGR": 2_000, "RtF": 2_000, "LwF": 2_000},
-        reference="Hsu et al., 2018: 400-400 units, Adam with 1e-3, batches of 128, four epochs",
+        reference="Hsu et al., 2018: 400-400 units, Adam with 1e-3, batches of 128, four epochs, one optimiser for all "
+        "tasks",
     ),
     "permuted-mnist": Protocol(
         data="mnist", stream="permuted", tasks=10, model="mlp", width=1000, optimizer="Adam", lr=1e-4, batch=128,
-        outputs=BY_SCENARIO, among="seen", own={"GEM": ("SGD", 0.1), "HAT": ("SGD", 0.05)},
+        outputs=BY_SCENARIO, among="seen", carry=True, own={"GEM": ("SGD", 0.1), "HAT": ("SGD", 0.05)},
         steps={"DGR": 5_000, "RtF": 5_000, "LwF": 5_000},
-        reference="Hsu et al., 2018: 1000-1000 units, Adam with 1e-4, batches of 128, ten epochs",
+        reference="Hsu et al., 2018: 1000-1000 units, Adam with 1e-4, batches of 128, ten epochs, one optimiser for all "
+        "tasks",
     ),
     "split-cifar100": Protocol(
         data="cifar100", stream="split", tasks=10, model="alexnet", width=2048, optimizer="SGD", lr=0.01, batch=64,
-        outputs={TASK: HEADS, CLASS: HEADS}, among="all", own={"HAT": ("SGD", 0.05)}, steps={},
+        outputs={TASK: HEADS, CLASS: HEADS}, among="all", carry=False, own={"HAT": ("SGD", 0.05)}, steps={},
         reference="Saha et al., 2021: an AlexNet-like network with a head per task, SGD with 0.01, batches of 64, "
         "200 epochs",
     ),

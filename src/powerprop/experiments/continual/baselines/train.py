@@ -137,7 +137,7 @@ def make_learner(config: Config, settings: dict[str, Any], images: data.Images, 
     options = {
         "steps": plan.steps, "batch_size": protocol.batch, "seed": seed, "alpha": settings["alpha"],
         "objective": Classification("stream", among=protocol.among) if outputs == STREAM else Classification(),
-        "heads": "heads" if outputs == HEADS else None, **own,
+        "heads": "heads" if outputs == HEADS else None, "carry": protocol.carry and STRATEGIES[name].carries, **own,
     }  # fmt: skip
     return STRATEGIES[name](build(config, name, outputs, images.classes, seed).to(device), optimizer, **options)
 
