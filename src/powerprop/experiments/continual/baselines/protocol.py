@@ -56,15 +56,15 @@ PROTOCOLS: dict[str, Protocol] = {
         data="mnist", stream="split", tasks=5, model="mlp", width=400, optimizer="Adam", lr=1e-3, batch=128,
         outputs=BY_SCENARIO, among="seen", carry=True, own={"GEM": ("SGD", 0.01), "HAT": ("SGD", 0.05)},
         steps={"DGR": 2_000, "RtF": 2_000, "LwF": 2_000},
-        reference="Hsu et al., 2018: 400-400 units, Adam with 1e-3, batches of 128, four epochs, one optimiser for all "
-        "tasks",
+        reference="Hsu et al., 2018: 400-400 units, Adam with 1e-3, batches of 128, four epochs, one optimiser for "
+        "all tasks",
     ),
     "permuted-mnist": Protocol(
         data="mnist", stream="permuted", tasks=10, model="mlp", width=1000, optimizer="Adam", lr=1e-4, batch=128,
         outputs=BY_SCENARIO, among="seen", carry=True, own={"GEM": ("SGD", 0.1), "HAT": ("SGD", 0.05)},
         steps={"DGR": 5_000, "RtF": 5_000, "LwF": 5_000},
-        reference="Hsu et al., 2018: 1000-1000 units, Adam with 1e-4, batches of 128, ten epochs, one optimiser for all "
-        "tasks",
+        reference="Hsu et al., 2018: 1000-1000 units, Adam with 1e-4, batches of 128, ten epochs, one optimiser for "
+        "all tasks",
     ),
     "split-cifar100": Protocol(
         data="cifar100", stream="split", tasks=10, model="alexnet", width=2048, optimizer="SGD", lr=0.01, batch=64,
