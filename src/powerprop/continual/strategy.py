@@ -57,8 +57,8 @@ class Strategy:
     takes_task: the model takes the task without having heads.
     where: which weights get α; by default those of all layers that multiply their inputs.
     carry: let the optimiser remember (momentum, Adam's moments) from task to task; otherwise it starts every task
-        without memory. Adam's then keep weights slow that had large gradients in earlier tasks, a mild protection that
-        the published values of several methods have in them.
+        without memory. Adam's moments are small at the end of a task, so that carried ones make the first steps of the
+        next large: it forgets more. Published values of several methods are of an optimiser that was never reset.
     schedule: factor of the learning rate, given the phase ("training", "retraining") and the fraction of it done.
     clip: the largest norm of the gradient while all weights are trained; of a fraction of them, its root times that. A
         new task starts with the large weights of all tasks before it, so that its first gradients can be far larger
