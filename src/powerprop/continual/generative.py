@@ -89,6 +89,13 @@ class GenerativeReplay(Strategy):
 
         return Elbo().unsure(seen, x, None) / x[0].numel()
 
+    def learn_to_generate(self, generator: Autoencoder) -> Tensor:
+        """The generator's loss of a step, both batches in one pass: 1/t VAE(batch) + (1 - 1/t) VAE(replayed batch)."""
+        shown, again = self.shown(), self.again
+        bounds = self.bound_of(generator, shown if again is None else torch.cat([shown, again]))
+        loss = self.weight_now * bounds[: len(shown)].mean()
+        return loss if again is None else loss + (1 - self.weight_now) * bounds[len(shown) :].mean()
+
     @torch.no_grad()
     def outputs_before(self, x: Tensor) -> dict[int | None, Tensor]:
         """What the network of the tasks before answers: by task, if it takes the task."""
@@ -176,13 +183,8 @@ class DGR(GenerativeReplay):
             fused = self.device.type in ("cpu", "cuda")
             self.vae_optimizer = torch.optim.Adam(net.parameters(), lr=self.vae_lr, fused=fused)
         net.train()
-        shown, again = self.shown(), self.again
-        bounds = self.bound_of(cast(Autoencoder, net), shown if again is None else torch.cat([shown, again]))
-        loss = self.weight_now * bounds[: len(shown)].mean()
-        if again is not None:
-            loss = loss + (1 - self.weight_now) * bounds[len(shown) :].mean()
         self.vae_optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.learn_to_generate(cast(Autoencoder, net)).backward()  # type: ignore[no-untyped-call]
         self.vae_optimizer.step()
 
 
@@ -192,8 +194,8 @@ class RtF(GenerativeReplay):
         L(batch) = cross-entropy + VAE(x),   L(replayed) = T² H(p_before, p) + VAE(x)
 
     with VAE minus the evidence lower bound per pixel, and p the class probabilities at temperature T: what is made up
-    is labelled by the probabilities of the network of before, 0 for the classes of the task in hand. The VAE of the
-    current batch is this learner's `penalty`.
+    is labelled by the probabilities of the network of before, 0 for the classes of the task in hand. The VAE of both
+    batches is this learner's `penalty`.
 
     Reference: van de Ven & Tolias, Generative replay with feedback connections as a general strategy for continual
     learning, 2018.
@@ -225,17 +227,17 @@ class RtF(GenerativeReplay):
         shown = self.shown()
         if self.before is None:
             return None
-        x = self.made_up(cast(Autoencoder, self.before), shown)
+        self.again = x = self.made_up(cast(Autoencoder, self.before), shown)
         found = self.outputs_before(x)
         share = (1 - self.weight_now) / len(found)
         return [
-            Rehearsal((x, self._probabilities(outputs)), 0 if task is None else task, share, self._loss_again)
+            Rehearsal((x, self._probabilities(outputs)), 0 if task is None else task, share, self._distilled)
             for task, outputs in found.items()
         ]
 
     def penalty(self) -> Tensor:
-        """The generator's part of the loss of the current batch."""
-        return self.weight_now * self.bound_of(cast(Autoencoder, self.model), self.shown()).mean()
+        """The generator's part of the loss."""
+        return self.learn_to_generate(cast(Autoencoder, self.model))
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         """Among the classes of the tasks before; where the outputs count those of a task, among all of them."""
@@ -246,8 +248,7 @@ class RtF(GenerativeReplay):
         outputs = self.classification.compared(outputs.masked_fill(~known, float("-inf")))
         return (outputs / self.temperature).softmax(1)
 
-    def _loss_again(self, model: Any, batch: tuple[Tensor, Tensor], task: int) -> Tensor:
+    def _distilled(self, model: Any, batch: tuple[Tensor, Tensor], task: int) -> Tensor:
         x, probabilities = batch
         log_p = (self.classification.compared(model(x)) / self.temperature).log_softmax(1)
-        distilled: Tensor = -(probabilities * log_p).sum(1).mean() * self.temperature**2
-        return distilled + self.bound_of(cast(Autoencoder, self.model), x).mean()
+        return -(probabilities * log_p).sum(1).mean() * self.temperature**2

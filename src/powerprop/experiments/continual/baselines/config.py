@@ -34,8 +34,8 @@ class Config:
         group: methods that infer the task do so from single images, and once more from so many that share it.
         economy: let the costliest methods rehearse and draw less than published, and have the steps of the epochs where
             they are published with more.
-        generator_steps: with economy, steps per task of DGR and RtF in the class-incremental scenario, where they need
-            more than others; 0 means those of the epochs.
+        generator_steps: with economy, steps per task of RtF in the class-incremental scenario, where it needs more than
+            others; half of them for DGR, which needs fewer; 0 means those of the epochs.
     """
 
     benchmark: str

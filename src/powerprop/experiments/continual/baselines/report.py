@@ -73,8 +73,9 @@ def run_note(config: Config) -> str:
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     own = ", ".join(f"{name}: {kind} with {lr:g}" for name, (kind, lr) in protocol.own.items())
     economy = [f"{name} with {', '.join(f'{k} {v}' for k, v in each.items())}" for name, each in ECONOMY.items()]
-    generators = f"DGR and RtF with {config.generator_steps:,} steps per task in the class-incremental scenario"
-    economy += [generators] if config.generator_steps else []
+    many = config.generator_steps
+    generators = f"RtF with {many:,} and DGR with {many // 2:,} steps per task in the class-incremental scenario"
+    economy += [generators] if many else []
     pixels = f"; for {', '.join(protocol.steps)} they are pixels in [0, 1]" if protocol.steps else ""
     saved = f" To save time: {'; '.join(economy)}." if config.economy else ""
     return (
