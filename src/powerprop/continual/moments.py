@@ -31,13 +31,14 @@ class Moments:
         return tensors, plain
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """What `state` gave; a counter of steps stays where the optimiser wants it, moments go to their parameter."""
+        """What `state` gave, on the devices of the parameters; a counter of steps is there only where torch wants it."""
         known = dict(self.model.named_parameters())
+        counted = {p for g in self.base.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
         self.base.state.clear()
         for full, tensor in tensors.items():
             name, _, key = full.rpartition("/")
             of = known[name]
-            own = tensor.clone() if tensor.shape != of.shape else tensor.to(of.device, copy=True)
-            self.base.state[of][key] = own
+            device = of.device if key != "step" or of in counted else tensor.device
+            self.base.state[of][key] = tensor.to(device, copy=True)
         for name, values in data.items():
             self.base.state[known[name]].update(values)
