@@ -31,7 +31,7 @@ class Moments:
         return tensors, plain
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """What `state` gave, on the devices of the parameters; a counter of steps is there only where torch wants it."""
+        """What `state` gave, on the device of each parameter; a counter of steps only where torch wants it there."""
         known = dict(self.model.named_parameters())
         counted = {p for g in self.base.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
         self.base.state.clear()
