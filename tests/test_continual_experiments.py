@@ -20,6 +20,7 @@ from rich.console import Console
 import standin
 from powerprop import data
 from powerprop.cli import main
+from powerprop.continual import Classification
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.continual.arms import Arm, arms, chosen_candidate, jobs
 from powerprop.experiments.continual.candidates import Tried, choose, parse
@@ -27,7 +28,7 @@ from powerprop.experiments.continual.measure import LogitsChangedError, Measures
 from powerprop.experiments.continual.report import Story
 from powerprop.experiments.continual.report import findings as write_findings
 from powerprop.experiments.continual.tasklog import StepCount
-from powerprop.experiments.continual.train import Config, make_learner, make_stream, rate
+from powerprop.experiments.continual.train import Config, InPrecision, make_learner, make_stream, rate
 from powerprop.experiments.harness.experiment import Findings
 from powerprop.experiments.harness.runner import run
 from powerprop.report import write_page
@@ -94,6 +95,18 @@ def test_smoke(name: str, tmp_path: Path) -> None:
         kept = {"learner.safetensors", "metrics.jsonl", "job.json", "result.json"}
         trial = folder.name.startswith("trial-")
         assert {path.name for path in folder.iterdir()} == (kept - {"metrics.jsonl"} if trial else kept)
+
+
+def test_training_in_half_precision_is_measured_in_full() -> None:
+    model = torch.nn.Linear(20, 3)
+    batch = torch.randn(64, 20), torch.randint(0, 3, (64,))
+    full, half = (InPrecision("task", each, torch.device("cpu")) for each in ("float32", "bfloat16"))
+    exact, rounded = full.loss(model, batch, 0), half.loss(model, batch, 0)
+    assert torch.equal(exact, Classification().loss(model, batch, 0))
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(exact, rounded)
+    assert torch.allclose(exact, rounded, rtol=1e-2)
+    assert half.score(model, [batch], 0) == full.score(model, [batch], 0)
 
 
 def test_candidates_are_tried_before_the_table() -> None:
