@@ -128,7 +128,8 @@ def make_learner(config: Config, settings: dict[str, Any], images: data.Images, 
     if settings["strength"] != 1:
         own["strength"] = settings["strength"] * strength_of(name, own)
     kind, lr = optimiser_of(config.benchmark, name)
-    lr = equal_rate(lr, config.magnitude, settings["alpha"])
+    factor = equal_rate(1.0, config.magnitude, settings["alpha"])
+    lr *= factor if kind == "SGD" else factor**0.5  # a step of Adam has the same size whatever the slope of w(φ) is
 
     def optimizer(params: Any) -> Optimizer:
         fused = device.type in ("cpu", "cuda")  # one pass over the weights: a third of the time of a step on a CPU
