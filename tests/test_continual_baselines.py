@@ -34,7 +34,7 @@ from powerprop.experiments.continual.baselines.protocol import (
     strength_of,
 )
 from powerprop.experiments.continual.baselines.published import PRINTED, PUBLISHED, Value
-from powerprop.experiments.continual.baselines.report import Story, findings, headline
+from powerprop.experiments.continual.baselines.report import Story, findings, headline, run_note
 from powerprop.experiments.continual.baselines.train import make_learner, make_stream, plan_of, run_job
 from powerprop.experiments.harness.runner import run
 from powerprop.report import Mean, method_look, write_page
@@ -181,14 +181,17 @@ def test_without_a_published_strength_it_is_the_default(name: str, default: floa
     assert strength_of(name, {"strength": 7}) == 7.0
 
 
-def test_the_learning_rate_grows_with_alpha() -> None:
-    settings = {"strategy": "Naive", "outputs": "heads", "seed": 0, "strength": 1.0}
+@pytest.mark.parametrize(("name", "plain", "power"), [("Naive", 1e-3, 1), ("GEM", 0.01, 2)])
+def test_a_typical_weight_learns_equally_fast_under_alpha(name: str, plain: float, power: int) -> None:
+    """A step of Adam moves a weight by its rate times the slope of w(φ), one of SGD by the square of the slope."""
+    settings = {"strategy": name, "outputs": "heads", "seed": 0, "strength": 1.0}
     rates = {}
     for alpha in (1.0, 1.5):
         learner = make_learner(SMOKE, {**settings, "alpha": alpha}, load("mnist"), torch.device("cpu"))
         rates[alpha] = learner.optimizer.param_groups[0]["lr"]
-    assert rates[1.0] == 1e-3
-    assert rates[1.5] * 1.5**2 * SMOKE.magnitude ** (2 - 2 / 1.5) == pytest.approx(1e-3)
+    slope = 1.5 * SMOKE.magnitude ** (1 - 1 / 1.5)
+    assert rates[1.0] == plain
+    assert rates[1.5] * slope**power == pytest.approx(plain)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -323,3 +326,14 @@ def test_away_is_in_published_deviations() -> None:
     value = Comparison("EWC", "task-incremental", here, Value(90.0, 0.5, "somebody"), None)
     assert value.away == pytest.approx(2.0)
     assert Comparison("EWC", "task-incremental", here, None, None).away is None
+
+
+def test_the_note_speaks_of_methods_in_the_table_alone() -> None:
+    config = EXPERIMENTS["permuted-mnist-strategies"].presets["cpu"]
+    note = run_note(config)
+    assert "of the last 25,000 training images, the first 2,000 test images" in note
+    assert not any(name in note for name in ("RtF", "GEM", "PackNet", "pixels"))
+    note = run_note(EXPERIMENTS["split-mnist-strategies"].presets["cpu"])
+    assert "GEM with rehearsed 128" in note
+    assert "DGR with 1,000 steps per task in the class-incremental scenario; RtF with 2,000" in note
+    assert "A third of the steps of PackNet and EfficientPackNet are retraining" in note

@@ -65,7 +65,7 @@ PERMUTED_MNIST = table_experiment(
             strategy=("Naive", "EWC", "Laplace", "MAS", "SI"),
             powerprop=(),
             scenarios=("class-incremental",),
-            strengths=(1.0, 4.0, 16.0, 64.0),  # the published ones are for ten epochs
+            strengths=(1.0, 4.0, 16.0, 64.0, 256.0),  # the published ones are for ten epochs
             test=2_000,
             economy=True,
         ),
@@ -136,5 +136,6 @@ POWERPROP_EWC = table_experiment(
         "here on task-incremental Permuted-MNIST.",
         "Ten tasks, each with the pixels in another order, a head for each. The strength of the penalty is chosen on "
         "validation data for every row by itself.",
+        twins=True,
     ),
 )

@@ -17,7 +17,14 @@ from powerprop.experiments.continual.baselines.measured import (
     measure_all,
     summary,
 )
-from powerprop.experiments.continual.baselines.protocol import ECONOMY, PROTOCOLS, all_options
+from powerprop.experiments.continual.baselines.protocol import (
+    ECONOMY,
+    NEEDS_PIXELS,
+    PROTOCOLS,
+    all_options,
+    names_of,
+    steps_of,
+)
 from powerprop.experiments.continual.baselines.published import CLASS
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
@@ -27,13 +34,20 @@ MEGABYTE, NOTHING = 1e6, 1e3
 """Methods that keep nothing are drawn at a kilobyte, since a logarithmic axis has no zero."""
 
 
+PACKING = {"PackNet", "EfficientPackNet"}
+
+
 @dataclass(frozen=True)
 class Story:
-    """The words of a report."""
+    """The words of a report.
+
+    twins: the headline is what Powerpropagation adds to the methods, not how many published values are met.
+    """
 
     title: str
     paper: str
     intro: str
+    twins: bool = False
 
 
 def findings(config: Config, results: Results, out: Path, story: Story) -> Findings:
@@ -50,7 +64,7 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
     ]
     page = run_page(
         out, config, story.title, f"{story.intro}\n\n{run_note(config)} {notes}".strip(), story.paper, sections,
-        stats(config, measured), headline(beside),
+        stats(config, measured), twins_headline(config, measured) if story.twins else headline(beside),
     )  # fmt: skip
     return Findings(page, table, summary(config, measured))
 
@@ -68,22 +82,41 @@ STRENGTHS = (
 
 
 def run_note(config: Config) -> str:
-    """What this run did, for a reader who will compare it with others."""
-    protocol = PROTOCOLS[config.benchmark]
+    """What this run did, for a reader who will compare it with others; of methods that are in the table."""
+    protocol, names = PROTOCOLS[config.benchmark], names_of(config.strategy, config.benchmark)
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
-    own = ", ".join(f"{name}: {kind} with {lr:g}" for name, (kind, lr) in protocol.own.items())
-    economy = [f"{name} with {', '.join(f'{k} {v}' for k, v in each.items())}" for name, each in ECONOMY.items()]
-    many = config.generator_steps
-    generators = f"RtF with {many:,} and DGR with {many // 2:,} steps per task in the class-incremental scenario"
-    economy += [generators] if many else []
-    pixels = f"; for {', '.join(protocol.steps)} they are pixels in [0, 1]" if protocol.steps else ""
-    saved = f" To save time: {'; '.join(economy)}." if config.economy else ""
-    return (
-        f"Protocol: {protocol.reference}. This run: {config.tasks or protocol.tasks} tasks, {config.epochs:g} epochs, "
-        f"{seeds}, {config.validation:,} training images held back for choices. "
-        f"Images have mean 0 and variance 1{pixels}. Other optimisers: {own}. "
-        f"A third of the steps of PackNet and EfficientPackNet are retraining.{saved}"
-    )
+    of_pixels = ", ".join(name for name in protocol.steps if name in names)
+    own = ", ".join(f"{name}: {kind} with {lr:g}" for name, (kind, lr) in protocol.own.items() if name in names)
+    saved = savings(config, names)
+    sentences = [
+        f"Protocol: {protocol.reference}",
+        f"This run: {config.tasks or protocol.tasks} tasks, {config.epochs:g} epochs{_shortened(config)}, {seeds}, "
+        f"{config.validation:,} training images held back for choices",
+        "Images have mean 0 and variance 1" + (f"; for {of_pixels} they are pixels in [0, 1]" if of_pixels else ""),
+        *([f"Other optimisers: {own}"] if own else []),
+        *(["A third of the steps of PackNet and EfficientPackNet are retraining"] if PACKING & set(names) else []),
+        *([f"To save time: {'; '.join(saved)}"] if saved else []),
+    ]
+    return f"{'. '.join(sentences)}."
+
+
+def _shortened(config: Config) -> str:
+    """Images that were left out."""
+    train = f" of the last {config.images:,} training images" if config.images else ""
+    return train + (f", the first {config.test:,} test images" if config.test else "")
+
+
+def savings(config: Config, names: Sequence[str]) -> list[str]:
+    """Where methods have less than is published."""
+    if not config.economy:
+        return []
+    less = {name: ", ".join(f"{k} {v}" for k, v in each.items()) for name, each in ECONOMY.items() if name in names}
+    shorter = {name: steps_of(config.benchmark, name, CLASS, 0, config.generator_steps) for name in NEEDS_PIXELS}
+    return [
+        *(f"{name} with {what}" for name, what in less.items()),
+        *(f"{name} with {steps:,} steps per task in the class-incremental scenario"
+          for name, steps in sorted(shorter.items()) if steps and name in names),
+    ]  # fmt: skip
 
 
 def main_table(config: Config, measured: Sequence[Measured]) -> Table:
@@ -189,3 +222,18 @@ def headline(found: Sequence[Comparison]) -> Headline | None:
         return None
     near = sum(abs(each) <= FAR for each in away)
     return Headline("values within two published standard deviations", f"{near} of {len(away)}", "")
+
+
+def twins_headline(config: Config, measured: Sequence[Measured]) -> Headline | None:
+    """What Powerpropagation adds to each method, in points, in the first scenario of the table."""
+    scenario, *_ = config.columns()
+    means = {(m.arm.name, m.arm.alpha): value.mean for m in measured if (value := m.accuracy(scenario)) is not None}
+    gains = {
+        name: 100 * (mean - means[name, 1.0])
+        for (name, alpha), mean in means.items()
+        if alpha > 1 and (name, 1.0) in means
+    }
+    if not gains:
+        return None
+    shown = ", ".join(f"{name} {gain:+.2f}" for name, gain in gains.items())
+    return Headline(f"what Powerpropagation adds, {scenario}", f"{shown} points", "improves both (generative models)")
