@@ -20,7 +20,7 @@ from rich.console import Console
 import standin
 from powerprop import data
 from powerprop.cli import main
-from powerprop.continual import Classification
+from powerprop.continual import Classification, load_learner
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.continual.arms import Arm, arms, chosen_candidate, jobs
 from powerprop.experiments.continual.candidates import Tried, choose, parse
@@ -28,7 +28,7 @@ from powerprop.experiments.continual.measure import LogitsChangedError, Measures
 from powerprop.experiments.continual.report import Story
 from powerprop.experiments.continual.report import findings as write_findings
 from powerprop.experiments.continual.tasklog import StepCount
-from powerprop.experiments.continual.train import Config, InPrecision, make_learner, make_stream, rate
+from powerprop.experiments.continual.train import Config, InPrecision, build, make_learner, make_stream, rate
 from powerprop.experiments.harness.experiment import Findings
 from powerprop.experiments.harness.runner import run
 from powerprop.report import write_page
@@ -107,6 +107,13 @@ def test_training_in_half_precision_is_measured_in_full() -> None:
     assert not torch.equal(exact, rounded)
     assert torch.allclose(exact, rounded, rtol=1e-2)
     assert half.score(model, [batch], 0) == full.score(model, [batch], 0)
+
+
+def test_the_learner_of_a_run_is_made_from_its_file(tmp_path: Path) -> None:
+    learner = make_learner(SMALL, SMALL_JOB, torch.device("cpu"))
+    learner.save(tmp_path / "learner.safetensors")
+    made = load_learner(tmp_path / "learner.safetensors", build(SMALL, 1), schedule=None)
+    assert type(made.objective) is Classification
 
 
 def test_candidates_are_tried_before_the_table() -> None:

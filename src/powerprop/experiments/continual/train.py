@@ -156,9 +156,7 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     options: dict[str, Any] = {
         "alpha": settings["alpha"], "seed": settings["seed"], "steps": config.steps, "batch_size": config.batch,
         "retrain_steps": config.retrain_steps, "clip": config.clip or None, "schedule": partial(falling, config.decay),
-        "objective": InPrecision(
-            "stream" if config.stream == "split" and config.model == "mlp" else "task", config.precision, device
-        ),
+        "objective": make_objective(config, device),
         "heads": "heads" if config.model == "alexnet" else None,
     }  # fmt: skip
     model = build(config, settings["seed"]).to(device)
@@ -172,6 +170,12 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
             "pruning_steps": config.pruning_steps, "reuse": config.reuse, "share": config.share, "when_full": "masks",
         }  # fmt: skip
     return EfficientPackNet(model, optimizer, **options)
+
+
+def make_objective(config: Config, device: torch.device) -> Classification:
+    """In float32 the library's own, which a saved learner can be made with again."""
+    labels: Literal["task", "stream"] = "stream" if config.stream == "split" and config.model == "mlp" else "task"
+    return Classification(labels) if config.precision == "float32" else InPrecision(labels, config.precision, device)
 
 
 def downwards(grid: tuple[float, ...]) -> tuple[float, ...]:
