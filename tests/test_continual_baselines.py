@@ -19,7 +19,7 @@ from powerprop.cli import main
 from powerprop.commands.options import with_strategies
 from powerprop.continual import SCENARIOS, STRATEGIES, Scenario
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.continual.baselines.arms import Arm, arms, chosen_strength, jobs, trainings
+from powerprop.experiments.continual.baselines.arms import Arm, Choice, arms, chosen, jobs, trainings
 from powerprop.experiments.continual.baselines.config import Config
 from powerprop.experiments.continual.baselines.measured import Comparison, comparisons, measure_all
 from powerprop.experiments.continual.baselines.network import build
@@ -36,7 +36,9 @@ from powerprop.experiments.continual.baselines.protocol import (
 from powerprop.experiments.continual.baselines.published import PRINTED, PUBLISHED, Value
 from powerprop.experiments.continual.baselines.report import Story, findings, headline, run_note
 from powerprop.experiments.continual.baselines.train import make_learner, make_stream, plan_of, run_job
+from powerprop.experiments.continual.train import equal_rate
 from powerprop.experiments.harness.runner import run
+from powerprop.optim import Powerprop
 from powerprop.report import Mean, method_look, write_page
 
 TABLES = [name for name, experiment in EXPERIMENTS.items() if experiment.config is Config]
@@ -152,16 +154,16 @@ def test_strengths_are_chosen_on_validation_data_for_each_power_by_itself() -> N
     first = jobs(config, {})
     plain, power = Arm("EWC", 1.0), Arm("EWC", config.alpha)
     assert [job.key for job in first] == [
-        arm.job("heads", 0, each).key for arm in (plain, power) for each in (0.1, 1.0)
+        arm.job("heads", 0, Choice(each)).key for arm in (plain, power) for each in (0.1, 1.0)
     ]
     results = {job.key: result(0.5) for job in first}
-    results[plain.job("heads", 0, 1.0).key] = result(0.9)
-    results[power.job("heads", 0, 0.1).key] = result(0.9)
-    assert [chosen_strength(config, arm, "heads", results) for arm in (plain, power)] == [1.0, 0.1]
+    results[plain.job("heads", 0, Choice(1.0)).key] = result(0.9)
+    results[power.job("heads", 0, Choice(0.1)).key] = result(0.9)
+    assert [chosen(config, arm, "heads", results) for arm in (plain, power)] == [Choice(1.0), Choice(0.1)]
     later = {job.key for job in jobs(config, results)} - results.keys()
     assert later == {
-        plain.job("heads", 1, 1.0).key,
-        power.job("heads", 1, 0.1).key,
+        plain.job("heads", 1, Choice(1.0)).key,
+        power.job("heads", 1, Choice(0.1)).key,
         *(Arm("Naive", 1.0).job("heads", seed).key for seed in range(2)),
     }
 
@@ -171,7 +173,7 @@ def test_a_strength_is_a_factor_of_the_published_one() -> None:
     images = load("mnist")
     published = STRATEGIES["EWC"].PUBLISHED["split-mnist/task-incremental"]["strength"]
     for factor in (1.0, 0.1):
-        learner: Any = make_learner(SMOKE, {**settings, "strength": factor}, images, torch.device("cpu"))
+        learner: Any = make_learner(SMOKE, {**settings, "strength": factor, "rate": 1.0}, images, torch.device("cpu"))
         assert learner.strength == pytest.approx(factor * published)
 
 
@@ -181,17 +183,40 @@ def test_without_a_published_strength_it_is_the_default(name: str, default: floa
     assert strength_of(name, {"strength": 7}) == 7.0
 
 
-@pytest.mark.parametrize(("name", "plain", "power"), [("Naive", 1e-3, 1), ("GEM", 0.01, 2)])
-def test_a_typical_weight_learns_equally_fast_under_alpha(name: str, plain: float, power: int) -> None:
-    """A step of Adam moves a weight by its rate times the slope of w(φ), one of SGD by the square of the slope."""
-    settings = {"strategy": name, "outputs": "heads", "seed": 0, "strength": 1.0}
-    rates = {}
+@pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.Adam])
+def test_a_typical_weight_learns_equally_fast_under_alpha(base: Any) -> None:
+    """The optimiser's step counts times the slope of w(φ) in φ, and once more in w, whatever the optimiser."""
+    moved = {}
     for alpha in (1.0, 1.5):
-        learner = make_learner(SMOKE, {**settings, "alpha": alpha}, load("mnist"), torch.device("cpu"))
-        rates[alpha] = learner.optimizer.param_groups[0]["lr"]
-    slope = 1.5 * SMOKE.magnitude ** (1 - 1 / 1.5)
-    assert rates[1.0] == plain
-    assert rates[1.5] * slope**power == pytest.approx(plain)
+        weight = torch.nn.Parameter(torch.full((1, 3), 0.03, dtype=torch.float64))
+        model = torch.nn.Linear(3, 1, bias=False)
+        model.weight = weight
+        rate = equal_rate(1e-5, 0.03, alpha)
+        optimizer = Powerprop(base(model.parameters(), lr=rate), model, alpha=alpha)
+        model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        moved[alpha] = float(0.03 - weight.detach()[0, 0])
+    assert moved[1.5] == pytest.approx(moved[1.0], rel=1e-3)
+
+
+def test_the_rate_is_a_factor_of_the_protocol_s() -> None:
+    settings = {"strategy": "Naive", "outputs": "heads", "seed": 0, "strength": 1.0}
+    for alpha, rate in ((1.0, 1.0), (1.0, 3.0), (1.5, 3.0)):
+        learner = make_learner(SMOKE, {**settings, "alpha": alpha, "rate": rate}, load("mnist"), torch.device("cpu"))
+        assert learner.optimizer.param_groups[0]["lr"] == equal_rate(rate * 1e-3, SMOKE.magnitude, alpha)
+
+
+def test_rates_are_chosen_together_with_strengths() -> None:
+    config = replace(SMOKE, strategy=("EWC", "Naive"), powerprop=(), strengths=(0.1, 1.0), rates=(1.0, 3.0), seeds=1)
+    config = replace(config, scenarios=("task-incremental",))
+    first = jobs(config, {})
+    assert len(first) == 4 + 2
+    results = {job.key: result(0.5) for job in first}
+    results[Arm("EWC", 1.0).job("heads", 0, Choice(0.1, 3.0)).key] = result(0.9)
+    results[Arm("Naive", 1.0).job("heads", 0, Choice(1.0, 3.0)).key] = result(0.9)
+    assert chosen(config, Arm("EWC", 1.0), "heads", results) == Choice(0.1, 3.0)
+    assert chosen(config, Arm("Naive", 1.0), "heads", results) == Choice(1.0, 3.0)
+    assert {job.key for job in jobs(config, results)} == set(results)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -230,7 +255,7 @@ def test_generators_have_their_published_steps_or_those_asked_for() -> None:
         return steps_of("split-mnist", name, scenario, 350, asked)
 
     assert [steps(name, "task-incremental", None) for name in ("DGR", "LwF", "EWC")] == [2_000, 2_000, 350]
-    assert [steps(name, "class-incremental", 1_000) for name in ("RtF", "DGR", "LwF")] == [1_000, 500, 350]
+    assert [steps(name, "class-incremental", 1_000) for name in ("RtF", "DGR", "LwF")] == [1_000, 750, 350]
     assert [steps("DGR", "class-incremental", 0), steps("DGR", "task-incremental", 1_000)] == [350, 350]
 
 

@@ -63,7 +63,7 @@ def toy(run_job: Callable[..., dict[str, Any]] = toy_job) -> Experiment:
     return Experiment("toy", "", "", presets, lambda config: None, toy_jobs, run_job, toy_report)
 
 
-def go(out: Path, config: Settings = Settings(), run_job: Callable[..., dict[str, Any]] = toy_job) -> str:  # noqa: B008
+def go(out: Path, config: Settings = Settings(), run_job: Callable[..., dict[str, Any]] = toy_job) -> str:
     """Run the toy experiment; what it printed."""
     text = io.StringIO()
     run(toy(run_job), "smoke", config, out, 1, Console(file=text, width=200))

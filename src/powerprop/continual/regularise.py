@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
 from powerprop.continual.fisher import Labels, check_labels, diagonal_fisher, sensitivity
@@ -20,6 +21,24 @@ from powerprop.continual.strategy import Progress, Strategy
 __all__ = ["EWC", "MAS", "SI", "Held", "Laplace", "Quadratic"]
 
 HSU = "Hsu et al., 2018, arXiv:1810.12488; their coefficient of Σ Ω (θ - θ*)² is half of strength"
+
+
+class _Parabola(torch.autograd.Function):
+    """Σ Ω (θ - θ*)² and its gradient 2Ω(θ - θ*), in half of the passes over the weights that autograd would make."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, importance: Tensor, anchor: Tensor) -> Tensor:
+        away = weight - anchor
+        pull = importance * away
+        ctx.save_for_backward(pull)
+        ctx.dtype = weight.dtype
+        return (away.mul_(pull) if away.dtype == pull.dtype else away * pull).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (pull,) = ctx.saved_tensors
+        return (pull * (2 * slope)).to(ctx.dtype), None, None
 
 
 class Held:
@@ -43,7 +62,7 @@ class Held:
         """Σ Ω (θ - θ*)² over some weights."""
         self.follow(weights)
         known = [name for name in self.importance if weights[name].grad is not None]
-        each = [(self.importance[n] * (weights[n] - self.anchor[n]).square()).sum() for n in known]
+        each = [_Parabola.apply(weights[n], self.importance[n], self.anchor[n]) for n in known]  # type: ignore[no-untyped-call]
         return torch.stack(each).sum() if each else None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -259,6 +278,7 @@ class SI(Quadratic):
         self._path: dict[str, Tensor] = {}
         self._start: dict[str, Tensor] = {}
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
 
     def begin_task(self) -> None:
         """A new path, from here."""
@@ -266,8 +286,14 @@ class SI(Quadratic):
 
     def penalty(self) -> Tensor | None:
         """λ/2 Σ Ω (θ - θ*)²; on the way, the gradient of the task alone is noted."""
-        moved = {n: p for n, p in self.weights().items() if p.grad is not None}
-        self._before = {n: (p.detach().clone(), p.grad.clone()) for n, p in moved.items()}  # type: ignore[union-attr]
+        self._before = {}
+        for name, weight in self.weights().items():
+            if weight.grad is not None:
+                if name not in self._copies:  # memory that is kept for the whole task, as fresh costs page faults
+                    self._copies[name] = (torch.empty_like(weight.detach()), torch.empty_like(weight.grad))
+                before, gradient = self._before[name] = self._copies[name]
+                before.copy_(weight.detach())
+                gradient.copy_(weight.grad)
         return super().penalty()
 
     def after_step(self) -> None:
@@ -276,12 +302,12 @@ class SI(Quadratic):
         for name, (before, gradient) in self._before.items():
             wide = torch.promote_types(before.dtype, torch.float32)
             path = self._path.setdefault(name, torch.zeros_like(before, dtype=wide))
-            path.addcmul_(gradient, weights[name].detach() - before, value=-1)
+            path.addcmul_(gradient, before.sub_(weights[name].detach()))
         self._before = {}
 
     def importances(self, data: Source) -> dict[str, Tensor]:
         """The part that each weight had in the fall of the loss, per squared distance."""
         moved = {name: weight.detach() - self._start[name] for name, weight in self.weights().items()}
         found = {n: path.clamp(min=0) / (moved[n].square() + self.xi) for n, path in self._path.items()}
-        self._path, self._start = {}, {}
+        self._path, self._start, self._copies = {}, {}, {}
         return found

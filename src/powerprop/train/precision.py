@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-__all__ = ["FULL", "PRECISIONS", "Precision"]
+__all__ = ["FULL", "PRECISIONS", "PRODUCTS", "Precision", "products_in"]
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+PRODUCTS: dict[str, str] = {"float32": "highest", "bfloat16": "medium"}
+"""What torch calls the precision of the factors in a product of float32 matrices."""
 
 
 class Precision:
@@ -60,3 +63,21 @@ class Precision:
 
 FULL = Precision()
 """Everything in float32."""
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Inside, the factors in products of float32 matrices are rounded to this precision; they are added up in float32,
+    and everything else is float32 as before, so that no method has to know of it.
+
+    precision: "float32" or "bfloat16". On a processor that multiplies bfloat16, networks of a few hundred units train
+        two to three times as fast; others compute as they can.
+    """
+    if precision not in PRODUCTS:
+        raise ValueError(f"precision of products must be one of {', '.join(PRODUCTS)}, got {precision!r}")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(PRODUCTS[precision])
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

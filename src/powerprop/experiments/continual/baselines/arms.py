@@ -1,9 +1,11 @@
-"""Rows of the table and the trainings that they need; the strengths of penalties are chosen first, if asked."""
+"""Rows of the table and the trainings that they need; strengths and learning rates are chosen first, if asked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
+from typing import NamedTuple
 
 from powerprop.continual import STRATEGIES
 from powerprop.experiments.continual.baselines.config import Config
@@ -14,6 +16,20 @@ from powerprop.experiments.harness.typed import Diverged, result_of
 
 SHOWN = {"JointTraining": "Joint", "AGEM": "A-GEM"}
 """Methods that readers know by another name than their class."""
+
+
+class Choice(NamedTuple):
+    """Factors of the published strength of a penalty and of the learning rate."""
+
+    strength: float = 1.0
+    rate: float = 1.0
+
+    def __str__(self) -> str:
+        """What they add to the name of a job."""
+        return "".join(f"-{name}{each:g}" for name, each in self._asdict().items() if each != 1)
+
+
+AS_PUBLISHED = Choice()
 
 
 @dataclass(frozen=True)
@@ -29,12 +45,11 @@ class Arm:
         shown = SHOWN.get(self.name, self.name)
         return shown if self.alpha == 1 else f"Powerprop + {shown}"
 
-    def job(self, outputs: str, seed: int, strength: float = 1.0) -> Job:
-        """A training with a kind of outputs, at so many times the published strength."""
+    def job(self, outputs: str, seed: int, choice: Choice = AS_PUBLISHED) -> Job:
+        """A training with a kind of outputs, at so many times the published strength and rate."""
         power = "" if self.alpha == 1 else f"-alpha{self.alpha:g}"
-        times = "" if strength == 1 else f"-strength{strength:g}"
-        settings = {"strategy": self.name, "alpha": self.alpha, "outputs": outputs, "strength": strength}
-        return Job(f"{self.name}{power}-{outputs}{times}-seed{seed}", {**settings, "seed": seed})
+        settings = {"strategy": self.name, "alpha": self.alpha, "outputs": outputs, **choice._asdict(), "seed": seed}
+        return Job(f"{self.name}{power}-{outputs}{choice}-seed{seed}", settings)
 
 
 def arms(config: Config) -> list[Arm]:
@@ -49,29 +64,31 @@ def trainings(config: Config) -> list[tuple[Arm, str]]:
     return [(arm, outputs) for arm in arms(config) for outputs in outputs_of(config.benchmark, arm.name, columns)]
 
 
-def tuned(config: Config, arm: Arm) -> bool:
-    """True if the strength of the arm's penalty is chosen on validation data."""
-    return len(config.strengths) > 1 and "strength" in all_options(STRATEGIES[arm.name])
+def choices(config: Config, arm: Arm) -> list[Choice]:
+    """What an arm may be trained with: every strength, if its method has one, at every rate."""
+    strengths = config.strengths if "strength" in all_options(STRATEGIES[arm.name]) else (1.0,)
+    return [Choice(*each) for each in product(strengths, config.rates)]
 
 
 def jobs(config: Config, results: Results) -> list[Job]:
-    """One run of each strength where they are tuned; then all seeds, at the strength that was chosen."""
+    """One run of each choice where there are several; then all seeds, with the one that was chosen."""
     pairs = trainings(config)
-    first = [arm.job(outputs, 0, each) for arm, outputs in pairs if tuned(config, arm) for each in config.strengths]
+    several = [(arm, outputs, found) for arm, outputs in pairs if len(found := choices(config, arm)) > 1]
+    first = [arm.job(outputs, 0, each) for arm, outputs, found in several for each in found]
     if any(job.key not in results for job in first):
         return first
-    chosen = {pair: chosen_strength(config, *pair, results) for pair in pairs}
-    table = [arm.job(outputs, seed, chosen[arm, outputs]) for seed in range(config.seeds) for arm, outputs in pairs]
+    best = {pair: chosen(config, *pair, results) for pair in pairs}
+    table = [arm.job(outputs, seed, best[arm, outputs]) for seed in range(config.seeds) for arm, outputs in pairs]
     return list({job.key: job for job in first + table}.values())
 
 
-def chosen_strength(config: Config, arm: Arm, outputs: str, results: Results) -> float:
-    """The factor of the published strength with the best validation accuracy, 1 where nothing is chosen."""
-    if not tuned(config, arm):
-        return config.strengths[0] if "strength" in all_options(STRATEGIES[arm.name]) else 1.0
+def chosen(config: Config, arm: Arm, outputs: str, results: Results) -> Choice:
+    """The choice with the best validation accuracy."""
+    found = choices(config, arm)
+    return found[0] if len(found) == 1 else max(found, key=lambda each: score(arm, outputs, each, results))
 
-    def score(factor: float) -> float:
-        found = result_of(Learned, results, arm.job(outputs, 0, factor).key)
-        return -1.0 if isinstance(found, Diverged) else fmean(found.validation.values())
 
-    return max(config.strengths, key=score)
+def score(arm: Arm, outputs: str, choice: Choice, results: Results) -> float:
+    """The validation accuracy of a choice with the first seed, below all others if it diverged."""
+    found = result_of(Learned, results, arm.job(outputs, 0, choice).key)
+    return -1.0 if isinstance(found, Diverged) else fmean(found.validation.values())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from powerprop.continual import SCENARIOS, STRATEGIES, Scenario
 from powerprop.experiments.continual.baselines.protocol import PROTOCOLS, names_of
 from powerprop.experiments.harness.checks import check_positive, check_settings, require
+from powerprop.train.precision import PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Config:
         magnitude: a typical weight.
         strengths: factors of the published strength of a penalty, of which the best on validation data is taken, for
             each method, power and scenario; a single one is taken as it is.
+        rates: factors of the learning rate, chosen together with the strengths.
         tasks: the first so many of the stream; 0 means all.
         width: units of a hidden layer of a fully connected network; 0 means the protocol's.
         images: only the last so many training images of the data are used; 0 means all.
@@ -35,7 +37,8 @@ class Config:
         economy: let the costliest methods rehearse and draw less than published, and have the steps of the epochs where
             they are published with more.
         generator_steps: with economy, steps per task of RtF in the class-incremental scenario, where it needs more than
-            others; half of them for DGR, which needs fewer; 0 means those of the epochs.
+            others; three quarters of them for DGR, which needs fewer; 0 means those of the epochs.
+        precision: of the factors in products of matrices, "float32" or "bfloat16"; all else is float32.
     """
 
     benchmark: str
@@ -47,6 +50,7 @@ class Config:
     alpha: float = 1.375
     magnitude: float = 0.03
     strengths: tuple[float, ...] = (1.0,)
+    rates: tuple[float, ...] = (1.0,)
     tasks: int = 0
     width: int = 0
     images: int = 0
@@ -55,17 +59,22 @@ class Config:
     group: int = 128
     economy: bool = False
     generator_steps: int = 0
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         known = ("all", *STRATEGIES)
-        choices = {"benchmark": PROTOCOLS, "strategy": known, "scenarios": SCENARIOS, "powerprop": STRATEGIES}
+        choices = {
+            "benchmark": PROTOCOLS, "strategy": known, "scenarios": SCENARIOS, "powerprop": STRATEGIES,
+            "precision": PRODUCTS,
+        }  # fmt: skip
         check_settings(self, {"group": 1, "validation": 1}, choices)
         check_positive(self, "epochs", "magnitude")
         require(self.alpha > 1, f"alpha must be above 1, the power of a method by itself, got {self.alpha}")
-        for name in ("strategy", "scenarios", "strengths"):
+        for name in ("strategy", "scenarios", "strengths", "rates"):
             values = getattr(self, name)
             require(len(set(values)) == len(values) > 0, f"{name} must be some, each once, got {values}")
-        require(min(self.strengths) > 0, f"strengths must be above 0, got {self.strengths}")
+        for name in ("strengths", "rates"):
+            require(min(getattr(self, name)) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         most, has = PROTOCOLS[self.benchmark].tasks, PROTOCOLS[self.benchmark].outputs
         require(self.tasks <= most, f"tasks must be at most the {most} of {self.benchmark}, got {self.tasks}")
         wanted = f"scenarios of {self.benchmark} are {', '.join(has)}"
@@ -80,6 +89,10 @@ class Config:
         require(fits, f"generator_steps are the published ones without economy, got {self.generator_steps}")
         fits = not self.images or self.validation < self.images
         require(fits, f"validation must be below the {self.images} images, got {self.validation}")
+
+    def tunes(self) -> bool:
+        """True if strengths or rates are chosen on validation data."""
+        return len(self.strengths) > 1 or len(self.rates) > 1
 
     def columns(self) -> tuple[Scenario, ...]:
         """The scenarios of the table, in their usual order."""

@@ -40,7 +40,7 @@ SPLIT_MNIST = table_experiment(
     TABLE,
     {
         "smoke": Config("split-mnist", epochs=0.5, width=16, **SMALL),
-        "cpu": Config("split-mnist", epochs=4, seeds=3, economy=True, generator_steps=2_000),
+        "cpu": Config("split-mnist", epochs=4, seeds=3, economy=True, generator_steps=2_000, precision="bfloat16"),
         "paper": Config("split-mnist", epochs=4, seeds=10),
     },
     Story(

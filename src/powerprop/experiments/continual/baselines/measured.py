@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from powerprop.continual import Accuracies, Scenario
-from powerprop.experiments.continual.baselines.arms import Arm, arms, chosen_strength
+from powerprop.experiments.continual.baselines.arms import Arm, Choice, arms, chosen
 from powerprop.experiments.continual.baselines.config import Config
 from powerprop.experiments.continual.baselines.protocol import outputs_of
 from powerprop.experiments.continual.baselines.published import PRINTED, PUBLISHED, Value
@@ -26,13 +26,13 @@ class Measured:
     """The finished runs of a row by kind of outputs, and what became of those that diverged.
 
     scenarios: the kind of outputs that each column of the row is of; columns that the method does not have are not in.
-    strengths: by kind of outputs, the factor of the published strength.
+    choices: by kind of outputs, the factors of the published strength and rate.
     """
 
     arm: Arm
     runs: dict[str, list[Learned]]
     scenarios: dict[Scenario, str]
-    strengths: dict[str, float]
+    choices: dict[str, Choice]
     diverged: list[str]
     notes: set[str]
 
@@ -67,19 +67,19 @@ class Measured:
 def measure(config: Config, arm: Arm, results: Results) -> Measured:
     """All trainings of a row."""
     kinds = outputs_of(config.benchmark, arm.name, config.columns())
-    chosen = {outputs: chosen_strength(config, arm, outputs, results) for outputs in kinds}
+    best = {outputs: chosen(config, arm, outputs, results) for outputs in kinds}
     runs: dict[str, list[Learned]] = {outputs: [] for outputs in kinds}
     lost, notes = [], set()
-    for outputs, strength in chosen.items():
+    for outputs, choice in best.items():
         for seed in range(config.seeds):
-            found = result_of(Learned, results, arm.job(outputs, seed, strength).key)
+            found = result_of(Learned, results, arm.job(outputs, seed, choice).key)
             notes |= {found.note} - {""}
             if isinstance(found, Diverged):
                 lost.append(f"{arm.label}, {' and '.join(kinds[outputs])}, seed {seed}: {found.diverged}")
             else:
                 runs[outputs].append(found)
     scenarios = {scenario: outputs for outputs, own in kinds.items() for scenario in own}
-    return Measured(arm, runs, scenarios, chosen, lost, notes)
+    return Measured(arm, runs, scenarios, best, lost, notes)
 
 
 def measure_all(config: Config, results: Results) -> list[Measured]:
@@ -128,11 +128,12 @@ def summary(config: Config, measured: Sequence[Measured]) -> dict[str, Any]:
 
 def _row(config: Config, m: Measured) -> dict[str, Any]:
     values = {scenario: m.accuracy(scenario) for scenario in config.columns()}
+    choices = {outputs: each._asdict() for outputs, each in m.choices.items()}
     return {
         "label": m.arm.label, "strategy": m.arm.name, "alpha": m.arm.alpha,
         "accuracy": {scenario: _plain(each) for scenario, each in values.items()},
         "together": _plain(m.together()), "memory_bytes": m.most_kept(),
-        "seconds": m.seconds(), "strengths": m.strengths, "diverged": len(m.diverged),
+        "seconds": m.seconds(), "choices": choices, "diverged": len(m.diverged),
     }  # fmt: skip
 
 

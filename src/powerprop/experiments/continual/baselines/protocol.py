@@ -154,13 +154,13 @@ def steps_of(benchmark: str, name: str, scenario: Scenario, steps: int, generato
     """Steps of a task: those of the epochs, unless the method is published with another number.
 
     generator_steps: to save time, RtF has this many (0: those of the epochs) in the class-incremental scenario, which
-        needs them most, DGR half of them, and no method the published number elsewhere.
+        needs them most, DGR three quarters of them, and no method the published number elsewhere.
     """
     if generator_steps is None:
         return PROTOCOLS[benchmark].steps.get(name, steps)
     if scenario != CLASS or name not in NEEDS_PIXELS or not generator_steps:
         return steps
-    return generator_steps if name == "RtF" else max(1, generator_steps // 2)
+    return generator_steps if name == "RtF" else max(1, 3 * generator_steps // 4)
 
 
 def strength_of(name: str, settings: Mapping[str, Any]) -> float:

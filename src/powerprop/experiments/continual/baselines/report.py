@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerprop.continual import STRATEGIES, Scenario
-from powerprop.experiments.continual.baselines.arms import tuned
+from powerprop.experiments.continual.baselines.arms import choices
 from powerprop.experiments.continual.baselines.config import Config
 from powerprop.experiments.continual.baselines.measured import (
     FAR,
@@ -59,7 +59,7 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
     sections = [
         Section("All methods", "", pictures(config, measured, out / "figures"), [table]),
         *([Section("Beside published values", BESIDE, tables=[beside_table(beside)])] if beside else []),
-        *([Section("Strengths", STRENGTHS, tables=[strength_table(config, measured)])] if chosen(config) else []),
+        *([Section("Choices", CHOICES, tables=[choice_table(config, measured)])] if config.tunes() else []),
         *([Section("Diverged", "\n\n".join(lost))] if lost else []),
     ]
     page = run_page(
@@ -75,9 +75,9 @@ BESIDE = (
     f"Away: our mean minus the published one, in its standard deviations; more than {FAR:g} has an exclamation mark. "
     "EfficientPackNet and PackNet infer the task from groups of images here, as in the paper."
 )
-STRENGTHS = (
-    "The strength of a penalty was chosen on validation data among factors of the published one, with the first seed, "
-    "for each power by itself; then all seeds were run with it."
+CHOICES = (
+    "The strength of a penalty and the learning rate were chosen on validation data among factors of the published "
+    "ones, with the first seed, for each method and power by itself; then all seeds were run with them."
 )
 
 
@@ -163,24 +163,24 @@ def _away(c: Comparison) -> str | None:
     return None if c.away is None else f"{c.away:+.1f}{' !' if abs(c.away) > FAR else ''}"
 
 
-def chosen(config: Config) -> bool:
-    """True if strengths were tuned."""
-    return len(config.strengths) > 1
+def choice_table(config: Config, measured: Sequence[Measured]) -> Table:
+    """Which factors of the published strength and learning rate were chosen."""
+    own = [m for m in measured if len(choices(config, m.arm)) > 1]
+    columns: list[str | Column] = ["", *config.columns()]
+    rows = [[m.arm.label, *(_factors(m, scenario) for scenario in config.columns())] for m in own]
+    tried = {"strength": config.strengths, "rate": config.rates}
+    text = "; ".join(f"{name} {', '.join(f'{each:g}' for each in values)}" for name, values in tried.items())
+    return Table("Factors of the published settings", columns, rows, f"Tried: {text}.")
 
 
-def strength_table(config: Config, measured: Sequence[Measured]) -> Table:
-    """Which factor of the published strength was chosen."""
-    own = [m for m in measured if tuned(config, m.arm) and "strength" in all_options(STRATEGIES[m.arm.name])]
-    scenarios = config.columns()
-    columns: list[str | Column] = ["", *scenarios]
-    rows = [[m.arm.label, *(_factor(m, scenario) for scenario in scenarios)] for m in own]
-    tried = ", ".join(f"{each:g}" for each in config.strengths)
-    return Table("Factors of the published strength", columns, rows, f"Tried: {tried}.")
-
-
-def _factor(m: Measured, scenario: Scenario) -> str | None:
+def _factors(m: Measured, scenario: Scenario) -> str | None:
     outputs = m.scenarios.get(scenario)
-    return None if outputs is None else f"{m.strengths[outputs]:g}"
+    if outputs is None:
+        return None
+    has_strength = "strength" in all_options(STRATEGIES[m.arm.name])
+    return ", ".join(
+        f"{name} {each:g}" for name, each in m.choices[outputs]._asdict().items() if has_strength or name == "rate"
+    )
 
 
 def pictures(config: Config, measured: Sequence[Measured], figures: Path) -> list[Image]:

@@ -35,6 +35,7 @@ from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.train import MetricsLog, NonFiniteError
 from powerprop.train.distributed import local_device
+from powerprop.train.precision import products_in
 
 SECONDS = "seconds"
 """Where a learner keeps how long its tasks took, one number each."""
@@ -47,6 +48,11 @@ def prepare(config: Config) -> None:
 
 def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Learn all tasks, from the saved learner in the folder if there is one, and measure."""
+    with products_in(config.precision):
+        return _run_job(config, job, folder, progress)
+
+
+def _run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     device = local_device()
     images = load_images(config)
     stream = make_stream(config, images.to(device), job.settings["strategy"], job.settings["seed"])
@@ -77,7 +83,7 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
             return {"diverged": f"task {learner.current}: {error}", "note": images.note}
     return {
         "accuracies": {scenario: accuracies.rows for scenario, accuracies in found.items()},
-        "validation": {each: validation(learner, stream, each) for each in scenarios if len(config.strengths) > 1},
+        "validation": {each: validation(learner, stream, each) for each in scenarios if config.tunes()},
         "memory_bytes": learner.memory_bytes(),
         SECONDS: sum(learner.records[SECONDS]),
         "together": together(config, learner, stream) if CLASS in scenarios else None,
@@ -128,8 +134,7 @@ def make_learner(config: Config, settings: dict[str, Any], images: data.Images, 
     if settings["strength"] != 1:
         own["strength"] = settings["strength"] * strength_of(name, own)
     kind, lr = optimiser_of(config.benchmark, name)
-    factor = equal_rate(1.0, config.magnitude, settings["alpha"])
-    lr *= factor if kind == "SGD" else factor**0.5  # a step of Adam has the same size whatever the slope of w(φ) is
+    lr = equal_rate(settings["rate"] * lr, config.magnitude, settings["alpha"])
 
     def optimizer(params: Any) -> Optimizer:
         fused = device.type in ("cpu", "cuda")  # one pass over the weights: a third of the time of a step on a CPU

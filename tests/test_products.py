@@ -1,0 +1,37 @@
+"""Products of matrices in half precision: faster, close, and nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from powerprop.train.precision import PRODUCTS, products_in
+
+
+def test_products_are_close_and_results_stay_float32() -> None:
+    a, b = (torch.randn(256, 256, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    with products_in("bfloat16"):
+        found = a @ b
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, a @ b, rtol=0.02, atol=0.5)
+
+
+def test_full_precision_changes_nothing() -> None:
+    a = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    with products_in("float32"):
+        found = a @ a
+    assert torch.equal(found, a @ a)
+
+
+@pytest.mark.parametrize("precision", PRODUCTS)
+def test_the_precision_of_before_comes_back(precision: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(ZeroDivisionError), products_in(precision):
+        assert torch.get_float32_matmul_precision() == PRODUCTS[precision]
+        raise ZeroDivisionError
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"float32, bfloat16, got 'float8'"), products_in("float8"):
+        pass
