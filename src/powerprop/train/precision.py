@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-__all__ = ["FULL", "PRECISIONS", "PRODUCTS", "Precision", "products_in"]
+__all__ = ["FULL", "PRECISIONS", "PRODUCTS", "Precision", "precision_note", "products_in"]
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -63,6 +63,13 @@ class Precision:
 
 FULL = Precision()
 """Everything in float32."""
+
+
+def precision_note(precision: str) -> list[str]:
+    """A sentence for reports, where products were not in full precision."""
+    if precision == "float32":
+        return []
+    return [f"The factors in products of matrices are rounded to {precision}, sums and all else are float32"]
 
 
 @contextmanager

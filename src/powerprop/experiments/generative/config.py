@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from powerprop.continual.packing.search import SEARCHES
 from powerprop.experiments.harness.checks import check_positive, check_settings, require
+from powerprop.train.precision import PRODUCTS
 
 DATASETS = ("mnist", "notmnist")
 POWERPROP = "Powerprop+"
@@ -57,6 +58,8 @@ class Config:
         images: only the last so many training images of the data are used; 0 means all.
         tasks: the first so many of the ten.
         shown: samples of each task in the pictures.
+        precision: of the factors in products of matrices while training, "float32" or "bfloat16"; all else, and every
+            likelihood, is float32.
     """
 
     dataset: str
@@ -86,9 +89,10 @@ class Config:
     images: int = 0
     tasks: int = TASKS
     shown: int = 6
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
-        choices = {"dataset": DATASETS, "methods": ("all", *METHODS), "search": SEARCHES}
+        choices = {"dataset": DATASETS, "methods": ("all", *METHODS), "search": SEARCHES, "precision": PRODUCTS}
         check_settings(self, LEAST, choices)
         check_positive(self, "lr", "gamma", "spread")
         require(self.alpha > 1, f"alpha must be above 1, the power of a method by itself, got {self.alpha}")
@@ -116,6 +120,7 @@ MNIST = {
     "smoke": Config("mnist", **SMOKE),  # type: ignore[arg-type]
     "cpu": Config(
         "mnist", seeds=2, steps=900, retrain_steps=300, alpha=2.0, magnitude=0.025, spread=0.5, samples=500, test=200,
+        precision="bfloat16",
     ),
     "paper": Config(
         "mnist", seeds=5, steps=21_600, retrain_steps=10_800, si_steps=43_200, momentum_lr=1e-3, search="linear",
@@ -127,7 +132,7 @@ NOTMNIST = {
     "smoke": Config("notmnist", **SMOKE),  # type: ignore[arg-type]
     "cpu": Config(
         "notmnist", seeds=2, steps=900, retrain_steps=300, alpha=2.0, magnitude=0.025, spread=0.5, samples=500,
-        test=150, validation=1_500,
+        test=150, validation=1_500, precision="bfloat16",
     ),
     "paper": Config(
         "notmnist", seeds=5, steps=12_000, retrain_steps=6_000, momentum_lr=2.5e-3, search="linear",

@@ -11,6 +11,7 @@ from powerprop.experiments.generative.measured import PAPER, Measured, measure_a
 from powerprop.experiments.harness.experiment import Findings, Results, RunError
 from powerprop.experiments.harness.pages import run_page
 from powerprop.report import Column, Headline, Mean, Section, Stat, Table
+from powerprop.train.precision import precision_note
 
 TITLES = {"mnist": "Ten digits in one autoencoder (MNIST)", "notmnist": "Ten letters in one autoencoder (notMNIST)"}
 INTRO = (
@@ -79,6 +80,7 @@ def run_note(config: Config) -> str:
         f"α = {config.alpha:g}, γ = {config.gamma:g}; VCL draws {networks} a step; "
         f"{config.samples:,} importance samples, {test}; {seeds}. The paper: 200 epochs (about 21,600 steps) a task on "
         "MNIST, 400 on notMNIST and for SI, 10 networks a step, 5,000 importance samples, all test images."
+        + "".join(f" While training: {each[0].lower()}{each[1:]}." for each in precision_note(config.precision))
     )
 
 

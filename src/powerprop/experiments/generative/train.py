@@ -17,6 +17,7 @@ from powerprop.experiments.harness.parallel import Progress
 from powerprop.tensorfiles import write_tensors
 from powerprop.train import MetricsLog, NonFiniteError
 from powerprop.train.distributed import local_device
+from powerprop.train.precision import products_in
 
 CURVE, USED, SECONDS = "curve", "used", "seconds"
 """What a learner's records keep of the tasks that it knows."""
@@ -74,7 +75,8 @@ def learn_all(
         started = time.monotonic()
         if isinstance(learner, VCL):
             learner.examples = len(task.train().x)
-        learner.learn(task, heard)
+        with products_in(config.precision):
+            learner.learn(task, heard)
         values = {} if tuning else note_task(config, learner, stream)
         learner.records.setdefault(SECONDS, []).append(time.monotonic() - started)
         lines.end_task(**values)

@@ -112,10 +112,12 @@ PENALTIES: dict[str, Any] = {
 }
 POWERPROP_EWC = table_experiment(
     "powerprop-ewc",
-    "EWC and Laplace with and without Powerpropagation, strengths tuned for both",
+    "EWC and Laplace with and without Powerpropagation, strengths and rates tuned for both",
     "section 5.2: Powerpropagation improves EWC and Laplace",
     {
-        "smoke": Config("permuted-mnist", epochs=0.2, width=16, strengths=(0.1, 1.0), **PENALTIES, **SMALL),
+        "smoke": Config(
+            "permuted-mnist", epochs=0.2, width=16, strengths=(0.1, 1.0), rates=(1.0, 3.0), **PENALTIES, **SMALL
+        ),
         "cpu": Config(
             "permuted-mnist",
             epochs=2,
@@ -123,19 +125,27 @@ POWERPROP_EWC = table_experiment(
             images=25_000,
             test=2_000,
             alpha=1.5,
-            strengths=(0.001, 0.01, 0.1, 1.0),
+            strengths=(0.001, 0.01, 0.1),
+            rates=(1.0, 3.0, 10.0),
+            precision="bfloat16",
             **PENALTIES,
         ),
         "paper": Config(
-            "permuted-mnist", epochs=10, seeds=10, alpha=1.5, strengths=(0.01, 0.1, 1.0, 10.0), **PENALTIES
+            "permuted-mnist",
+            epochs=10,
+            seeds=10,
+            alpha=1.5,
+            strengths=(0.01, 0.1, 1.0, 10.0),
+            rates=(1.0, 3.0, 10.0),
+            **PENALTIES,
         ),
     },
     Story(
         "Powerpropagation with EWC and Laplace",
         'Section 5.2, table "Deep generative models": Powerprop. + EWC and Powerprop. + Laplace improve on both; '
         "here on task-incremental Permuted-MNIST.",
-        "Ten tasks, each with the pixels in another order, a head for each. The strength of the penalty is chosen on "
-        "validation data for every row by itself.",
+        "Ten tasks, each with the pixels in another order, a head for each. The strength of the penalty and the "
+        "learning rate are chosen on validation data for every row by itself.",
         twins=True,
     ),
 )

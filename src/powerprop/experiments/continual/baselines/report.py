@@ -29,6 +29,7 @@ from powerprop.experiments.continual.baselines.published import CLASS
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
 from powerprop.report import Column, Headline, Image, Mean, Point, Section, Stat, Table, scatter
+from powerprop.train.precision import precision_note
 
 MEGABYTE, NOTHING = 1e6, 1e3
 """Methods that keep nothing are drawn at a kilobyte, since a logarithmic axis has no zero."""
@@ -96,6 +97,7 @@ def run_note(config: Config) -> str:
         *([f"Other optimisers: {own}"] if own else []),
         *(["A third of the steps of PackNet and EfficientPackNet are retraining"] if PACKING & set(names) else []),
         *([f"To save time: {'; '.join(saved)}"] if saved else []),
+        *precision_note(config.precision),
     ]
     return f"{'. '.join(sentences)}."
 
