@@ -25,10 +25,14 @@ def test_full_precision_changes_nothing() -> None:
 
 @pytest.mark.parametrize("precision", PRODUCTS)
 def test_the_precision_of_before_comes_back(precision: str) -> None:
+    def fail() -> None:
+        with products_in(precision):
+            assert torch.get_float32_matmul_precision() == PRODUCTS[precision]
+            raise ZeroDivisionError
+
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(ZeroDivisionError), products_in(precision):
-        assert torch.get_float32_matmul_precision() == PRODUCTS[precision]
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert torch.get_float32_matmul_precision() == before
 
 
