@@ -318,6 +318,7 @@ def test_bad_settings() -> None:
         ({"dataset": "cifar10"}, "dataset must be one of mnist, notmnist, got 'cifar10'"),
         ({"methods": ("EWCC",)}, "methods must be one of all, Naive"),
         ({"alpha": 1.0}, "alpha must be above 1"),
+        ({"precision": "float8"}, "precision must be one of float32, bfloat16, got 'float8'"),
         ({"strengths": ()}, "strengths must be some, each once"),
         ({"strengths": (0.0,)}, "strengths must be above 0"),
         ({"tuning_tasks": 4}, "tuning_tasks must be at most the 3 tasks, got 4"),
