@@ -19,7 +19,7 @@ from powerprop.cli import main
 from powerprop.commands.options import with_strategies
 from powerprop.continual import SCENARIOS, STRATEGIES, Scenario
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.continual.baselines.arms import Arm, Choice, arms, chosen, jobs, trainings
+from powerprop.experiments.continual.baselines.arms import Arm, Choice, arms, choices, chosen, jobs, trainings
 from powerprop.experiments.continual.baselines.config import Config
 from powerprop.experiments.continual.baselines.measured import Comparison, comparisons, measure_all
 from powerprop.experiments.continual.baselines.network import build
@@ -204,6 +204,17 @@ def test_the_rate_is_a_factor_of_the_protocol_s() -> None:
     for alpha, rate in ((1.0, 1.0), (1.0, 3.0), (1.5, 3.0)):
         learner = make_learner(SMOKE, {**settings, "alpha": alpha, "rate": rate}, load("mnist"), torch.device("cpu"))
         assert learner.optimizer.param_groups[0]["lr"] == equal_rate(rate * 1e-3, SMOKE.magnitude, alpha)
+
+
+def test_si_may_have_strengths_of_its_own() -> None:
+    config = replace(SMOKE, strengths=(0.5, 1.0), si_strengths=(32.0,), rates=(1.0,))
+    assert choices(config, Arm("SI", 1.0)) == [Choice(32.0)]
+    assert choices(config, Arm("EWC", 1.0)) == [Choice(0.5), Choice(1.0)]
+    assert choices(replace(config, si_strengths=()), Arm("SI", 1.0)) == choices(config, Arm("EWC", 1.0))
+    assert choices(config, Arm("Naive", 1.0)) == [Choice()]
+    for wrong in ((0.0,), (1.0, 1.0)):
+        with pytest.raises(ValueError, match="si_strengths must be"):
+            replace(config, si_strengths=wrong)
 
 
 def test_rates_are_chosen_together_with_strengths() -> None:

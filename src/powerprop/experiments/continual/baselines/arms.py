@@ -66,7 +66,9 @@ def trainings(config: Config) -> list[tuple[Arm, str]]:
 
 def choices(config: Config, arm: Arm) -> list[Choice]:
     """What an arm may be trained with: every strength, if its method has one, at every rate."""
-    strengths = config.strengths if "strength" in all_options(STRATEGIES[arm.name]) else (1.0,)
+    strengths = (config.si_strengths or config.strengths) if arm.name == "SI" else config.strengths
+    if "strength" not in all_options(STRATEGIES[arm.name]):
+        strengths = (1.0,)
     return [Choice(*each) for each in product(strengths, config.rates)]
 
 

@@ -27,6 +27,8 @@ class Config:
         magnitude: a typical weight.
         strengths: factors of the published strength of a penalty, of which the best on validation data is taken, for
             each method, power and scenario; a single one is taken as it is.
+        si_strengths: those of SI, whose importances grow with the steps of a task, so that published ones are too small
+            for fewer; none means the same as of the others.
         rates: factors of the learning rate, chosen together with the strengths.
         tasks: the first so many of the stream; 0 means all.
         width: units of a hidden layer of a fully connected network; 0 means the protocol's.
@@ -50,6 +52,7 @@ class Config:
     alpha: float = 1.375
     magnitude: float = 0.03
     strengths: tuple[float, ...] = (1.0,)
+    si_strengths: tuple[float, ...] = ()
     rates: tuple[float, ...] = (1.0,)
     tasks: int = 0
     width: int = 0
@@ -73,8 +76,10 @@ class Config:
         for name in ("strategy", "scenarios", "strengths", "rates"):
             values = getattr(self, name)
             require(len(set(values)) == len(values) > 0, f"{name} must be some, each once, got {values}")
-        for name in ("strengths", "rates"):
-            require(min(getattr(self, name)) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("strengths", "rates", "si_strengths"):
+            require(min(getattr(self, name), default=1.0) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        distinct = len(set(self.si_strengths)) == len(self.si_strengths)
+        require(distinct, f"si_strengths must be none or some, each once, got {self.si_strengths}")
         most, has = PROTOCOLS[self.benchmark].tasks, PROTOCOLS[self.benchmark].outputs
         require(self.tasks <= most, f"tasks must be at most the {most} of {self.benchmark}, got {self.tasks}")
         wanted = f"scenarios of {self.benchmark} are {', '.join(has)}"
@@ -92,7 +97,7 @@ class Config:
 
     def tunes(self) -> bool:
         """True if strengths or rates are chosen on validation data."""
-        return len(self.strengths) > 1 or len(self.rates) > 1
+        return max(len(self.strengths), len(self.si_strengths), len(self.rates)) > 1
 
     def columns(self) -> tuple[Scenario, ...]:
         """The scenarios of the table, in their usual order."""

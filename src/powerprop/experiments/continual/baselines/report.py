@@ -170,8 +170,8 @@ def choice_table(config: Config, measured: Sequence[Measured]) -> Table:
     own = [m for m in measured if len(choices(config, m.arm)) > 1]
     columns: list[str | Column] = ["", *config.columns()]
     rows = [[m.arm.label, *(_factors(m, scenario) for scenario in config.columns())] for m in own]
-    tried = {"strength": config.strengths, "rate": config.rates}
-    text = "; ".join(f"{name} {', '.join(f'{each:g}' for each in values)}" for name, values in tried.items())
+    tried = {"strength": config.strengths, "strength of SI": config.si_strengths, "rate": config.rates}
+    text = "; ".join(f"{name} {', '.join(f'{each:g}' for each in values)}" for name, values in tried.items() if values)
     return Table("Factors of the published settings", columns, rows, f"Tried: {text}.")
 
 
