@@ -217,6 +217,21 @@ def test_si_may_have_strengths_of_its_own() -> None:
             replace(config, si_strengths=wrong)
 
 
+def test_choices_are_made_by_all_tuning_seeds() -> None:
+    config = replace(SMOKE, strategy=("EWC",), powerprop=(), scenarios=("task-incremental",), strengths=(0.1, 1.0))
+    config, arm = replace(config, seeds=2, tuning_seeds=2), Arm("EWC", 1.0)
+    tried = [arm.job("heads", seed, Choice(each)).key for seed in range(2) for each in (0.1, 1.0)]
+    assert [job.key for job in jobs(config, {})] == tried
+    values = dict(zip(tried, (0.6, 0.5, 0.6, 0.8), strict=True))  # the first seed alone would take 0.1
+    results = {key: result(value) for key, value in values.items()}
+    assert chosen(config, arm, "heads", results) == Choice(1.0)
+    assert chosen(replace(config, tuning_seeds=1), arm, "heads", results) == Choice(0.1)
+    results[tried[3]] = {"diverged": "task 1: the loss is nan"}
+    assert chosen(config, arm, "heads", results) == Choice(0.1)
+    with pytest.raises(ValueError, match="tuning_seeds"):
+        replace(config, tuning_seeds=0)
+
+
 def test_rates_are_chosen_together_with_strengths() -> None:
     config = replace(SMOKE, strategy=("EWC", "Naive"), powerprop=(), strengths=(0.1, 1.0), rates=(1.0, 3.0), seeds=1)
     config = replace(config, scenarios=("task-incremental",))

@@ -73,10 +73,11 @@ def choices(config: Config, arm: Arm) -> list[Choice]:
 
 
 def jobs(config: Config, results: Results) -> list[Job]:
-    """One run of each choice where there are several; then all seeds, with the one that was chosen."""
+    """Every choice with the tuning seeds, where there are several; then all seeds, with the one that was chosen."""
     pairs = trainings(config)
     several = [(arm, outputs, found) for arm, outputs in pairs if len(found := choices(config, arm)) > 1]
-    first = [arm.job(outputs, 0, each) for arm, outputs, found in several for each in found]
+    seeds = range(config.tuning_seeds)
+    first = [arm.job(outputs, seed, each) for seed in seeds for arm, outputs, found in several for each in found]
     if any(job.key not in results for job in first):
         return first
     best = {pair: chosen(config, *pair, results) for pair in pairs}
@@ -87,10 +88,12 @@ def jobs(config: Config, results: Results) -> list[Job]:
 def chosen(config: Config, arm: Arm, outputs: str, results: Results) -> Choice:
     """The choice with the best validation accuracy."""
     found = choices(config, arm)
-    return found[0] if len(found) == 1 else max(found, key=lambda each: score(arm, outputs, each, results))
+    return found[0] if len(found) == 1 else max(found, key=lambda each: score(config, arm, outputs, each, results))
 
 
-def score(arm: Arm, outputs: str, choice: Choice, results: Results) -> float:
-    """The validation accuracy of a choice with the first seed, below all others if it diverged."""
-    found = result_of(Learned, results, arm.job(outputs, 0, choice).key)
-    return -1.0 if isinstance(found, Diverged) else fmean(found.validation.values())
+def score(config: Config, arm: Arm, outputs: str, choice: Choice, results: Results) -> float:
+    """The validation accuracy of a choice, averaged over the tuning seeds; below all others if one diverged."""
+    keys = [arm.job(outputs, seed, choice).key for seed in range(config.tuning_seeds)]
+    found = [result_of(Learned, results, key) for key in keys]
+    good = [fmean(each.validation.values()) for each in found if not isinstance(each, Diverged)]
+    return fmean(good) if len(good) == len(found) else -1.0

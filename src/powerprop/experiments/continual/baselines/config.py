@@ -30,6 +30,7 @@ class Config:
         si_strengths: those of SI, whose importances grow with the steps of a task, so that published ones are too small
             for fewer; none means the same as of the others.
         rates: factors of the learning rate, chosen together with the strengths.
+        tuning_seeds: runs of each strength and rate that are chosen from.
         tasks: the first so many of the stream; 0 means all.
         width: units of a hidden layer of a fully connected network; 0 means the protocol's.
         images: only the last so many training images of the data are used; 0 means all.
@@ -54,6 +55,7 @@ class Config:
     strengths: tuple[float, ...] = (1.0,)
     si_strengths: tuple[float, ...] = ()
     rates: tuple[float, ...] = (1.0,)
+    tuning_seeds: int = 1
     tasks: int = 0
     width: int = 0
     images: int = 0
@@ -70,7 +72,7 @@ class Config:
             "benchmark": PROTOCOLS, "strategy": known, "scenarios": SCENARIOS, "powerprop": STRATEGIES,
             "precision": PRODUCTS,
         }  # fmt: skip
-        check_settings(self, {"group": 1, "validation": 1}, choices)
+        check_settings(self, {"group": 1, "validation": 1, "tuning_seeds": 1}, choices)
         check_positive(self, "epochs", "magnitude")
         require(self.alpha > 1, f"alpha must be above 1, the power of a method by itself, got {self.alpha}")
         for name in ("strategy", "scenarios", "strengths", "rates"):

@@ -66,6 +66,7 @@ PERMUTED_MNIST = table_experiment(
             scenarios=("class-incremental",),
             strengths=(0.25, 0.5, 1.0, 2.0),
             si_strengths=(32.0, 64.0),
+            tuning_seeds=3,
             test=2_000,
             economy=True,
             precision="bfloat16",

@@ -60,7 +60,7 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
     sections = [
         Section("All methods", "", pictures(config, measured, out / "figures"), [table]),
         *([Section("Beside published values", BESIDE, tables=[beside_table(beside)])] if beside else []),
-        *([Section("Choices", CHOICES, tables=[choice_table(config, measured)])] if config.tunes() else []),
+        *([Section("Choices", choice_note(config), tables=[choice_table(config, measured)])] if config.tunes() else []),
         *([Section("Diverged", "\n\n".join(lost))] if lost else []),
     ]
     page = run_page(
@@ -76,10 +76,15 @@ BESIDE = (
     f"Away: our mean minus the published one, in its standard deviations; more than {FAR:g} has an exclamation mark. "
     "EfficientPackNet and PackNet infer the task from groups of images here, as in the paper."
 )
-CHOICES = (
-    "The strength of a penalty and the learning rate were chosen on validation data among factors of the published "
-    "ones, with the first seed, for each method and power by itself; then all seeds were run with them."
-)
+
+
+def choice_note(config: Config) -> str:
+    """How strengths and rates were chosen."""
+    seeds = "with the first seed" if config.tuning_seeds == 1 else f"by the average of {config.tuning_seeds} seeds"
+    return (
+        "The strength of a penalty and the learning rate were chosen on validation data among factors of the published "
+        f"ones, for each method and power by itself, {seeds}; the table has all seeds at what was chosen."
+    )
 
 
 def run_note(config: Config) -> str:
