@@ -21,14 +21,14 @@ from powerprop.commands.options import with_dataset
 from powerprop.continual import EWC, SI, VCL, EfficientPackNet, Elbo, Laplace, Naive, Strategy, load_learner
 from powerprop.data import Images
 from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.generative.arms import arms, chosen_strength, jobs, tuning_jobs
+from powerprop.experiments.generative.arms import Choice, arms, chosen, jobs, tuning_jobs
 from powerprop.experiments.generative.config import METHODS, MNIST
 from powerprop.experiments.generative.learner import make_learner, make_stream
 from powerprop.experiments.generative.measure import draw, likelihoods, some
 from powerprop.experiments.generative.measured import PAPER, measure_all
 from powerprop.experiments.generative.results import Learned
 from powerprop.experiments.generative.train import run_job
-from powerprop.experiments.harness.experiment import Job
+from powerprop.experiments.harness.experiment import Job, RunError
 from powerprop.experiments.harness.runner import run
 from powerprop.models import TaskVAE, task_vae
 from powerprop.report import Curve, Grid, image_grids, panels
@@ -195,7 +195,7 @@ def test_smoke(name: str, tmp_path: Path, images: None) -> None:
         assert -784 < row["log_likelihood"]["mean"] < 0
         assert row["paper"] == PAPER[config.dataset][row["name"]]
         assert row["unchanged"] == (row["used"] is not None) == ("EfficientPackNet" in row["name"])
-    assert set(rows["EWC"]["tried"]) == {"1", "10"}
+    assert [each["strength"] for each in rows["EWC"]["tried"]] == [1.0, 10.0]
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"average.svg", "samples.svg", "tasks.svg"}
     html = (tmp_path / "report.html").read_text()
     assert "every task&#x27;s likelihood is, to the bit, what it was" in html
@@ -254,14 +254,28 @@ def test_strengths_are_chosen_for_each_power() -> None:
     values = dict(zip((job.key for job in first), range(-50, 0), strict=False))
     values[tuning_jobs(config, rows["EWC"])[0].key] = 0
     found = {key: {"validation": float(value)} for key, value in values.items()}
-    assert chosen_strength(config, rows["EWC"], found) == 1.0
-    assert chosen_strength(config, rows["Powerprop+EWC"], found) == 10.0
-    assert chosen_strength(config, rows["SI"], found) == 5.0
-    assert chosen_strength(config, rows["Naive"], found) is None
+    assert chosen(config, rows["EWC"], found) == Choice(1.0, 1.0)
+    assert chosen(config, rows["Powerprop+EWC"], found) == Choice(1.5, 10.0)
+    assert chosen(config, rows["SI"], found) == Choice(1.0, 5.0)
+    assert chosen(config, rows["Naive"], found) == Choice()
     table = jobs(config, found)[len(first) :]
     assert [job.settings["strength"] for job in table] == [None, 10.0, 1.0, 5.0, None, None, 10.0, 10.0, None]
     found[tuning_jobs(config, rows["EWC"])[0].key] = {"diverged": "by hand"}
-    assert chosen_strength(config, rows["EWC"], found) == 10.0
+    assert chosen(config, rows["EWC"], found) == Choice(1.0, 10.0)
+
+
+def test_powers_are_chosen_together_with_strengths_and_without() -> None:
+    config = replace(SMOKE, methods=("EWC", "Powerprop+EWC", "Powerprop+EfficientPackNet"), alphas=(1.5, 2.0))
+    first = jobs(config, {})
+    assert len({job.key for job in first}) == len(first) == 2 + 4 + 2
+    found = {job.key: {"validation": -100.0} for job in first}
+    plain, power, packed = arms(config)
+    found[power.tuning_job(Choice(2.0, 1.0)).key] = found[packed.tuning_job(Choice(2.0)).key] = {"validation": -90.0}
+    assert [chosen(config, arm, found).alpha for arm in (plain, power, packed)] == [1.0, 2.0, 2.0]
+    assert [job.settings["alpha"] for job in jobs(config, found)[len(first) :]] == [1.0, 2.0, 2.0]
+    lost = {job.key: {"diverged": "by hand"} for job in first}
+    with pytest.raises(RunError, match=r"Powerprop \+ EPN diverged with .*alpha1.5, alpha2"):
+        chosen(config, packed, lost)
 
 
 def test_optimisers_and_rates() -> None:
@@ -317,7 +331,8 @@ def test_bad_settings() -> None:
     for change, message in (
         ({"dataset": "cifar10"}, "dataset must be one of mnist, notmnist, got 'cifar10'"),
         ({"methods": ("EWCC",)}, "methods must be one of all, Naive"),
-        ({"alpha": 1.0}, "alpha must be above 1"),
+        ({"alphas": (1.0, 2.0)}, "alphas must be above 1"),
+        ({"alphas": (2.0, 2.0)}, "alphas must be some, each once"),
         ({"precision": "float8"}, "precision must be one of float32, bfloat16, got 'float8'"),
         ({"strengths": ()}, "strengths must be some, each once"),
         ({"strengths": (0.0,)}, "strengths must be above 0"),

@@ -1,8 +1,10 @@
-"""Rows of the table and the trainings that they need; the strengths of penalties are chosen first."""
+"""Rows of the table and the trainings that they need; powers and strengths of penalties are chosen first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 from powerprop.experiments.generative.config import METHODS, POWERPROP, Config
 from powerprop.experiments.generative.results import Tuned
@@ -13,79 +15,93 @@ SHOWN = {"EfficientPackNet": "EPN"}
 """Methods that the paper's table calls by another name."""
 
 
+class Choice(NamedTuple):
+    """The power of the shared decoder's weights, and the strength of a penalty; None for methods without one."""
+
+    alpha: float = 1.0
+    strength: float | None = None
+
+    def __str__(self) -> str:
+        """Both as they stand in the name of a job."""
+        power = "" if self.alpha == 1 else f"-alpha{self.alpha:g}"
+        return power + ("" if self.strength is None else f"-strength{self.strength:g}")
+
+
 @dataclass(frozen=True)
 class Arm:
-    """A row: a method, with or without Powerpropagation.
-
-    name: as it is among `METHODS`.
-    strategy: the class of the method.
-    alpha: its power.
-    """
+    """A row: a method, with or without Powerpropagation, by its name among `METHODS`."""
 
     name: str
-    strategy: str
-    alpha: float
+
+    @property
+    def strategy(self) -> str:
+        """The class of the method."""
+        return self.name.removeprefix(POWERPROP)
+
+    @property
+    def powerprop(self) -> bool:
+        """True if it is trained with a power above 1."""
+        return self.name.startswith(POWERPROP)
 
     @property
     def label(self) -> str:
         """What the reader sees."""
         shown = SHOWN.get(self.strategy, self.strategy)
-        return shown if self.alpha == 1 else f"Powerprop + {shown}"
+        return f"Powerprop + {shown}" if self.powerprop else shown
 
-    def job(self, seed: int, strength: float | None) -> Job:
+    def job(self, seed: int, choice: Choice) -> Job:
         """All tasks from one seed."""
-        return self._job(self.name, seed, strength, tuning=False)
+        return self._job(self.name, seed, choice, tuning=False)
 
-    def tuning_job(self, strength: float) -> Job:
-        """The first tasks at one strength."""
-        return self._job(f"tuning-{self.name}-strength{strength:g}", 0, strength, tuning=True)
+    def tuning_job(self, choice: Choice) -> Job:
+        """The first tasks with one choice."""
+        return self._job(f"tuning-{self.name}{choice}", 0, choice, tuning=True)
 
-    def _job(self, name: str, seed: int, strength: float | None, tuning: bool) -> Job:
-        settings = {"strategy": self.strategy, "alpha": self.alpha, "strength": strength, "tuning": tuning}
-        return Job(f"{name.replace('+', '-')}-seed{seed}", {**settings, "seed": seed})
+    def _job(self, name: str, seed: int, choice: Choice, tuning: bool) -> Job:
+        settings = {"strategy": self.strategy, **choice._asdict(), "tuning": tuning, "seed": seed}
+        return Job(f"{name.replace('+', '-')}-seed{seed}", settings)
 
 
 def arms(config: Config) -> list[Arm]:
     """The rows in the order of the paper's table."""
-    chosen = [name for name in METHODS if name in config.methods or "all" in config.methods]
-    powers = {name: config.alpha if name.startswith(POWERPROP) else 1.0 for name in chosen}
-    return [Arm(name, name.removeprefix(POWERPROP), alpha) for name, alpha in powers.items()]
+    return [Arm(name) for name in METHODS if name in config.methods or "all" in config.methods]
 
 
-def strengths_of(config: Config, arm: Arm) -> tuple[float, ...]:
-    """The strengths that an arm's penalty may have; none for methods without one."""
-    known = {"EWC": config.strengths, "Laplace": config.strengths, "SI": config.si_strengths}
-    return known.get(arm.strategy, ())
+def choices(config: Config, arm: Arm) -> list[Choice]:
+    """What an arm may be trained with: every power, if it has one, with every strength, if its method has one."""
+    penalties = {"EWC": config.strengths, "Laplace": config.strengths, "SI": config.si_strengths}
+    strengths: tuple[float | None, ...] = penalties.get(arm.strategy, (None,))
+    return [Choice(*each) for each in product(config.alphas if arm.powerprop else (1.0,), strengths)]
 
 
 def tuning_jobs(config: Config, arm: Arm) -> list[Job]:
-    """A training for each strength, if there is more than one to choose from."""
-    strengths = strengths_of(config, arm)
-    return [arm.tuning_job(each) for each in strengths] if len(strengths) > 1 else []
+    """A training for each choice, if there is more than one."""
+    found = choices(config, arm)
+    return [arm.tuning_job(each) for each in found] if len(found) > 1 else []
 
 
 def jobs(config: Config, results: Results) -> list[Job]:
-    """First every strength on the first tasks; then all tasks from all seeds, at the strengths that were chosen."""
+    """First every choice on the first tasks; then all tasks from all seeds, with those that were made."""
     rows = arms(config)
     first = [job for arm in rows for job in tuning_jobs(config, arm)]
     if any(job.key not in results for job in first):
         return first
-    chosen = {arm: chosen_strength(config, arm, results) for arm in rows}
-    return first + [arm.job(seed, chosen[arm]) for seed in range(config.seeds) for arm in rows]
+    best = {arm: chosen(config, arm, results) for arm in rows}
+    return first + [arm.job(seed, best[arm]) for seed in range(config.seeds) for arm in rows]
 
 
-def tuned(config: Config, arm: Arm, results: Results) -> dict[float, float | None]:
-    """The validation log-likelihood at every strength that was tried; None where training diverged."""
-    found = {each: result_of(Tuned, results, arm.tuning_job(each).key) for each in strengths_of(config, arm)}
+def tuned(config: Config, arm: Arm, results: Results) -> dict[Choice, float | None]:
+    """The validation log-likelihood with everything that was tried; None where training diverged."""
+    found = {each: result_of(Tuned, results, arm.tuning_job(each).key) for each in choices(config, arm)}
     return {each: None if isinstance(result, Diverged) else result.validation for each, result in found.items()}
 
 
-def chosen_strength(config: Config, arm: Arm, results: Results) -> float | None:
-    """The strength with the best validation log-likelihood; None for methods without a penalty."""
-    strengths = strengths_of(config, arm)
-    if len(strengths) < 2:
-        return strengths[0] if strengths else None
+def chosen(config: Config, arm: Arm, results: Results) -> Choice:
+    """The choice with the best validation log-likelihood."""
+    found = choices(config, arm)
+    if len(found) == 1:
+        return found[0]
     values = {each: value for each, value in tuned(config, arm, results).items() if value is not None}
     if not values:
-        raise RunError(f"{arm.label} diverged at every strength: {', '.join(f'{each:g}' for each in strengths)}")
+        raise RunError(f"{arm.label} diverged with everything that was tried: {', '.join(str(c)[1:] for c in found)}")
     return max(values, key=lambda each: values[each])

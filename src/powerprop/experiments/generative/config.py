@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from powerprop.continual.packing.search import SEARCHES
 from powerprop.experiments.harness.checks import check_positive, check_settings, require
@@ -33,7 +34,8 @@ class Config:
         retrain_steps: after pruning, of EfficientPackNet.
         si_steps: of training per task of SI; 0 means as many as the others have.
         methods: rows of the table, or all.
-        alpha: the power of Powerpropagation, for the weights of the shared decoder.
+        alphas: powers of Powerpropagation, for the weights of the shared decoder, to choose from on validation data for
+            each method; a single one is taken as it is.
         lr: learning rate of Adam.
         momentum_lr: learning rate of SGD with momentum 0.9 for EfficientPackNet and all methods with Powerpropagation,
             as in the paper; 0 means Adam for them too.
@@ -43,10 +45,9 @@ class Config:
             again, in units of Glorot's; the same for all methods.
         gamma: a sub-network must keep so much of the validation ELBO: it may be lower by 1 - gamma of its size.
         search: how the sparsest sub-network is looked for: "linear", "binary" or "taylor".
-        strengths: penalties of EWC and Laplace to choose from on validation data, for each power by itself; a single
-            one is taken as it is.
+        strengths: penalties of EWC and Laplace to choose from likewise, together with the power.
         si_strengths: the same for SI.
-        tuning_tasks: strengths are chosen on the first so many tasks, with the first seed.
+        tuning_tasks: powers and strengths are chosen on the first so many tasks, with the first seed.
         vcl_samples: networks that VCL draws in each step.
         batch: images per step.
         width: units of a hidden layer.
@@ -68,7 +69,7 @@ class Config:
     retrain_steps: int
     si_steps: int = 0
     methods: tuple[str, ...] = ("all",)
-    alpha: float = 1.375
+    alphas: tuple[float, ...] = (1.375,)
     lr: float = 1e-3
     momentum_lr: float = 0.0
     magnitude: float = 0.0
@@ -95,13 +96,13 @@ class Config:
         choices = {"dataset": DATASETS, "methods": ("all", *METHODS), "search": SEARCHES, "precision": PRODUCTS}
         check_settings(self, LEAST, choices)
         check_positive(self, "lr", "gamma", "spread")
-        require(self.alpha > 1, f"alpha must be above 1, the power of a method by itself, got {self.alpha}")
         require(self.gamma <= 1, f"gamma must be at most 1, got {self.gamma}")
         for name in ("momentum_lr", "magnitude"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("methods", "strengths", "si_strengths"):
+        for name in ("methods", "alphas", "strengths", "si_strengths"):
             values = getattr(self, name)
             require(len(set(values)) == len(values) > 0, f"{name} must be some, each once, got {values}")
+        require(min(self.alphas) > 1, f"alphas must be above 1, the power of a method by itself, got {self.alphas}")
         for name in ("strengths", "si_strengths"):
             require(min(getattr(self, name)) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         require(self.tasks <= TASKS, f"tasks must be at most {TASKS}, got {self.tasks}")
@@ -111,32 +112,40 @@ class Config:
         require(fits, f"validation must be below the {self.images} images, got {self.validation}")
 
 
-SMOKE: dict[str, object] = {
-    "seeds": 1, "steps": 12, "retrain_steps": 4, "strengths": (1.0, 10.0), "si_strengths": (1.0,), "tuning_tasks": 1,
-    "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5, "validation": 200, "images": 1_200,
-    "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "spread": 0.5,
+SMOKE: dict[str, Any] = {
+    "seeds": 1, "steps": 12, "retrain_steps": 4, "alphas": (1.5,), "strengths": (1.0, 10.0), "si_strengths": (1.0,),
+    "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5, "validation": 200,
+    "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "spread": 0.5,
 }  # fmt: skip
+CHOSEN: dict[str, Any] = {
+    "alphas": (1.5, 2.0), "strengths": (1.0, 10.0, 100.0, 1_000.0), "si_strengths": (1.0, 10.0, 100.0),
+    "tuning_tasks": 5,
+}  # fmt: skip
+"""What the presets `cpu` choose from."""
+PUBLISHED: dict[str, Any] = {
+    "alphas": (1.125, 1.25, 1.375, 1.5, 2.0), "strengths": (1.0, 10.0, 100.0), "si_strengths": (1.0, 10.0, 100.0),
+    "tuning_tasks": TASKS,
+}  # fmt: skip
+"""What the paper chooses from."""
 MNIST = {
-    "smoke": Config("mnist", **SMOKE),  # type: ignore[arg-type]
+    "smoke": Config("mnist", **SMOKE),
     "cpu": Config(
-        "mnist", seeds=2, steps=900, retrain_steps=300, alpha=2.0, magnitude=0.025, spread=0.5, samples=500, test=200,
-        precision="bfloat16",
+        "mnist", seeds=2, steps=900, retrain_steps=300, magnitude=0.025, spread=0.5, samples=500, test=200,
+        precision="bfloat16", **CHOSEN,
     ),
     "paper": Config(
         "mnist", seeds=5, steps=21_600, retrain_steps=10_800, si_steps=43_200, momentum_lr=1e-3, search="linear",
-        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10,
-        curve_samples=500,
+        vcl_samples=10, curve_samples=500, **PUBLISHED,
     ),
 }  # fmt: skip
 NOTMNIST = {
-    "smoke": Config("notmnist", **SMOKE),  # type: ignore[arg-type]
+    "smoke": Config("notmnist", **SMOKE),
     "cpu": Config(
-        "notmnist", seeds=2, steps=900, retrain_steps=300, alpha=2.0, magnitude=0.025, spread=0.5, samples=500,
-        test=150, validation=1_500, precision="bfloat16",
+        "notmnist", seeds=2, steps=900, retrain_steps=300, magnitude=0.025, spread=0.5, samples=500, test=150,
+        validation=1_500, precision="bfloat16", **CHOSEN,
     ),
     "paper": Config(
         "notmnist", seeds=5, steps=12_000, retrain_steps=6_000, momentum_lr=2.5e-3, search="linear",
-        strengths=(1.0, 10.0, 100.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=TASKS, vcl_samples=10,
-        curve_samples=500, validation=1_500,
+        vcl_samples=10, curve_samples=500, validation=1_500, **PUBLISHED,
     ),
 }  # fmt: skip

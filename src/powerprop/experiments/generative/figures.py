@@ -61,7 +61,7 @@ def _of_task(curve: list[list[float]], task: int) -> list[float]:
 
 def _curve(m: Measured, values: list[list[float]], first: int) -> Curve:
     x = range(first, first + len(values[0]))
-    return Curve(m.arm.label, None, list(x), values, method=m.arm.strategy, plain=m.arm.alpha == 1)
+    return Curve(m.arm.label, None, list(x), values, method=m.arm.strategy, plain=not m.arm.powerprop)
 
 
 def figure_of_samples(config: Config, measured: Sequence[Measured], out: Path) -> Image:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from powerprop.experiments.generative.arms import Arm, arms, chosen_strength, strengths_of, tuned
+from powerprop.experiments.generative.arms import Arm, Choice, arms, chosen, tuned, tuning_jobs
 from powerprop.experiments.generative.config import Config
 from powerprop.experiments.generative.results import Learned
 from powerprop.experiments.harness.experiment import Results
@@ -33,15 +33,15 @@ class Measured:
     """The finished runs of a row.
 
     keys: of their jobs.
-    strength: of the penalty, chosen among those of `tried` by the validation log-likelihood; None without one.
-    tried: the validation log-likelihood at each strength; None where training diverged; empty where there was one.
+    choice: the power and the strength of the penalty, by the validation log-likelihood.
+    tried: the validation log-likelihood with each choice; None where training diverged; empty where there was one.
     """
 
     arm: Arm
     runs: list[Learned]
     keys: list[str]
-    strength: float | None
-    tried: dict[float, float | None]
+    choice: Choice
+    tried: dict[Choice, float | None]
     diverged: list[str]
     notes: set[str]
 
@@ -76,9 +76,9 @@ def measure_all(config: Config, results: Results) -> list[Measured]:
 
 def measure(config: Config, arm: Arm, results: Results) -> Measured:
     """All seeds of a row."""
-    strength, runs, keys, lost, notes = chosen_strength(config, arm, results), [], [], [], set()
+    choice, runs, keys, lost, notes = chosen(config, arm, results), [], [], [], set()
     for seed in range(config.seeds):
-        key = arm.job(seed, strength).key
+        key = arm.job(seed, choice).key
         found = result_of(Learned, results, key)
         notes |= {found.note} - {""}
         if isinstance(found, Diverged):
@@ -86,8 +86,8 @@ def measure(config: Config, arm: Arm, results: Results) -> Measured:
         else:
             runs.append(found)
             keys.append(key)
-    tried = tuned(config, arm, results) if len(strengths_of(config, arm)) > 1 else {}
-    return Measured(arm, runs, keys, strength, tried, lost, notes)
+    tried = tuned(config, arm, results) if tuning_jobs(config, arm) else {}
+    return Measured(arm, runs, keys, choice, tried, lost, notes)
 
 
 def summary(config: Config, measured: Sequence[Measured]) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def summary(config: Config, measured: Sequence[Measured]) -> dict[str, Any]:
 
 def _row(config: Config, m: Measured) -> dict[str, Any]:
     return {
-        "name": m.arm.name, "label": m.arm.label, "alpha": m.arm.alpha, "strength": m.strength,
-        "tried": {f"{each:g}": value for each, value in m.tried.items()},
+        "name": m.arm.name, "label": m.arm.label, **m.choice._asdict(),
+        "tried": [{**each._asdict(), "validation": value} for each, value in m.tried.items()],
         "log_likelihood": _plain(m.average()), "learned": _plain(m.learned()), "forgotten": _plain(m.forgotten()),
         "unchanged": m.unchanged(), "used": _plain(m.used()), "paper": PAPER[config.dataset][m.arm.name],
         "curves": [run.curve for run in m.runs], "final": [run.final for run in m.runs], "diverged": len(m.diverged),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from powerprop.experiments.generative.arms import Choice
 from powerprop.experiments.generative.config import Config
 from powerprop.experiments.generative.figures import figure_of_averages, figure_of_samples, figure_of_tasks
 from powerprop.experiments.generative.measured import PAPER, Measured, measure_all, summary
@@ -36,7 +37,7 @@ def report(config: Config, results: Results, out: Path) -> Findings:
         Section("What forgetting looks like", SAMPLES, [figure_of_samples(config, measured, out)]),
         Section("Task by task", CURVES, [figure_of_averages(config, measured, figures),
                                          figure_of_tasks(config, measured, figures)]),
-        *([Section("Strengths", STRENGTHS, tables=[strength_table(tried)])] if tried else []),
+        *([Section("Choices", CHOICES, tables=[choice_table(tried)])] if tried else []),
         *([Section("Diverged", "\n\n".join(lost))] if lost else []),
     ]  # fmt: skip
     page = run_page(
@@ -51,9 +52,9 @@ SAMPLES = (
     "part of the decoder; where the strokes are gone, the shared part has been overwritten."
 )
 CURVES = "The log-likelihood of the test images of a task when it has just been learned, and after every later task."
-STRENGTHS = (
-    "The strength of a penalty was chosen on validation images, on the first tasks with the first seed, for each power "
-    "by itself. The log-likelihood at each."
+CHOICES = (
+    "The power and the strength of a penalty were chosen on validation images, on the first tasks with the first seed, "
+    "for each method by itself. The log-likelihood with each."
 )
 
 
@@ -77,7 +78,7 @@ def run_note(config: Config) -> str:
     return (
         f"This run: {config.tasks} tasks, {config.steps:,} steps of {config.batch} images each{slow}, and "
         f"{config.retrain_steps:,} more for EPN after pruning; Adam with {config.lr:g}{momentum}; "
-        f"α = {config.alpha:g}, γ = {config.gamma:g}; VCL draws {networks} a step; "
+        f"α = {' or '.join(f'{each:g}' for each in config.alphas)}, γ = {config.gamma:g}; VCL draws {networks} a step; "
         f"{config.samples:,} importance samples, {test}; {seeds}. The paper: 200 epochs (about 21,600 steps) a task on "
         "MNIST, 400 on notMNIST and for SI, 10 networks a step, 5,000 importance samples, all test images."
         + "".join(f" While training: {each[0].lower()}{each[1:]}." for each in precision_note(config.precision))
@@ -87,13 +88,16 @@ def run_note(config: Config) -> str:
 def main_table(config: Config, measured: Sequence[Measured]) -> Table:
     """One row per method, the paper's value beside ours."""
     columns: list[str | Column] = [
-        "", Column("log-likelihood", "max", 2), Column("paper", paper=True, digits=2),
+        "", "α", Column("log-likelihood", "max", 2), Column("paper", paper=True, digits=2),
         Column("when learned", None, 1), Column("forgotten since", None, 2),
         Column("shared weights in use", None, 1, percent=True),
     ]  # fmt: skip
     printed = PAPER[config.dataset]
     rows = [
-        [m.arm.label, m.average(), printed[m.arm.name], m.learned(), m.forgotten(), m.used()] for m in measured
+        [
+            m.arm.label, f"{m.choice.alpha:g}", m.average(), printed[m.arm.name], m.learned(), m.forgotten(), m.used(),
+        ]
+        for m in measured
     ]  # fmt: skip
     caption = (
         "Test log-likelihood in nats, higher is better. When learned, forgotten since: with "
@@ -102,15 +106,21 @@ def main_table(config: Config, measured: Sequence[Measured]) -> Table:
     return Table(f"All {config.tasks} tasks after the last", columns, rows, caption)
 
 
-def strength_table(measured: Sequence[Measured]) -> Table:
-    """The validation log-likelihood at every strength that was tried."""
-    tried = sorted({each for m in measured for each in m.tried})
-    columns: list[str | Column] = ["", *(f"{each:g}" for each in tried), Column("chosen", None, 0)]
+def choice_table(measured: Sequence[Measured]) -> Table:
+    """The validation log-likelihood with everything that was tried, powers in rows and strengths in columns."""
+    strengths = sorted({each.strength or 0.0 for m in measured for each in m.tried})
+    columns: list[str | Column] = ["", "α", *(f"strength {each:g}" if each else "no penalty" for each in strengths)]
     rows: list[list[str | Mean | float | None]] = []
     for m in measured:
-        values = [m.tried.get(each) for each in tried]
-        rows.append([m.arm.label, *(None if v is None else f"{v:.2f}" for v in values), m.strength])
-    return Table("Validation log-likelihood by strength", columns, rows)
+        for alpha in sorted({each.alpha for each in m.tried}):
+            values = [_tried(m, Choice(alpha, each or None)) for each in strengths]
+            rows.append([m.arm.label, f"{alpha:g}", *values])
+    return Table("Validation log-likelihood", columns, rows, "An asterisk is what was chosen.")
+
+
+def _tried(m: Measured, choice: Choice) -> str | None:
+    value = m.tried.get(choice)
+    return None if value is None else f"{value:.2f}{' *' if choice == m.choice else ''}"
 
 
 def stats(measured: Sequence[Measured]) -> list[Stat]:
