@@ -100,7 +100,7 @@ def test_smoke(name: str, tmp_path: Path) -> None:
 def test_training_in_half_precision_is_measured_in_full() -> None:
     model = torch.nn.Linear(20, 3)
     batch = torch.randn(64, 20), torch.randint(0, 3, (64,))
-    full, half = (InPrecision("task", each, torch.device("cpu")) for each in ("float32", "bfloat16"))
+    full, half = (InPrecision(each, torch.device("cpu")) for each in ("float32", "bfloat16"))
     exact, rounded = full.loss(model, batch, 0), half.loss(model, batch, 0)
     assert torch.equal(exact, Classification().loss(model, batch, 0))
     assert rounded.dtype == torch.float32

@@ -34,8 +34,9 @@ def test_smoke(tmp_path: Path) -> None:
     assert findings is not None
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["arms"]) == list(ARMS)
-    found, told = (summary["arms"][arm]["runs"][0] for arm in ARMS)
-    assert found["true"] == told["true"]
+    found, told, frugal = (summary["arms"][arm]["runs"][0] for arm in ARMS)
+    assert found["true"] == told["true"] == frugal["true"]
+    assert 0 < frugal["used"] < found["used"]
     assert found["missed"] == found["false"] == []
     assert found["delays"] == [2, 2]
     assert [start for _, start in found["found"]] == found["true"]
@@ -97,7 +98,7 @@ def test_batches_that_true_and_found_tasks_share() -> None:
 
 
 def test_who_learns_nothing_notices_nothing(tmp_path: Path) -> None:
-    config = replace(SMOKE, tasks=2, lr=1e-6, retrain_steps=0, width=20, test=64)
+    config = replace(SMOKE, tasks=2, lr=1e-6, retrain_steps=0, prunings=0, width=20, test=64)
     found = run_job(config, jobs(config, {})[0], tmp_path, lambda done, values: None)
     assert found["found"] == found["false"] == []
     assert found["missed"] == found["true"] == found["lengths"][:1]
@@ -124,7 +125,7 @@ def test_the_table_by_hand() -> None:
     assert [cell.mean for cell in (found, missed, false, delay) if cell is not None] == [1.0, 0.0, 0.5, 3.0]
     assert counts([result([])])[3] is None
     assert where_begun(runs) == "Of 3 alarms, 1 named the very first batch of the new task."
-    table = main_table(replace(SMOKE, tasks=2), {"found": runs, "told": runs[:1]})
+    table = main_table(replace(SMOKE, tasks=2), {"found": runs, "told": runs[:1], "frugal": runs[:1]})
     assert [row[0] for row in table.rows] == list(ARMS.values())
     assert table.rows[0][5].mean == pytest.approx(0.8)  # type: ignore[union-attr]
     assert list(table.rows[1][1:5]) == [None] * 4

@@ -24,6 +24,9 @@ class Config:
         seeds: runs of each arm: first weights, order of pixels, lengths, batches.
         retrain_steps: after pruning, on what is kept of a task.
         gamma: fraction of the dense validation accuracy that a sub-network must keep.
+        frugal_gamma: the same of the arm that packs frugally.
+        prunings: how often that arm prunes further inside the retraining steps.
+        pruning_steps: between two of these prunings.
         decay: let the learning rate fall to zero along these phases; of a stream only "retraining" has a known end.
         spread: the standard deviation of the first weights, and of those that are initialised again, in units of
             Glorot's.
@@ -38,6 +41,7 @@ class Config:
         images: only the last so many training images of the data are used; 0 means all.
         test: the first so many test images of a task are measured; 0 means all.
         group: so many test images have their task inferred together.
+        precision: of the factors in products of matrices, "float32" or "bfloat16"; all else is float32.
     """
 
     tasks: int
@@ -48,6 +52,9 @@ class Config:
     seeds: int
     retrain_steps: int
     gamma: float
+    frugal_gamma: float = 0.96
+    prunings: int = 2
+    pruning_steps: int = 50
     decay: tuple[str, ...] = ("retraining",)
     spread: float = 0.5
     clip: float = 1.0
@@ -61,6 +68,7 @@ class Config:
     images: int = 0
     test: int = 0
     group: int = 128
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         check_settings(self, LEAST)
@@ -79,17 +87,20 @@ def learning(config: Config) -> Learning:
         data="mnist", stream="permuted", tasks=config.tasks, alphas=(config.alpha,), lr=config.lr, seeds=config.seeds,
         steps=config.longest, retrain_steps=config.retrain_steps, gamma=config.gamma, scale_lr=False,
         decay=config.decay, spread=config.spread, clip=config.clip, batch=config.batch, width=config.width,
-        search="binary", images=config.images, validation=0, test=config.test,
+        search="binary", images=config.images, validation=0, test=config.test, frugal_gamma=config.frugal_gamma,
+        methods=("efficient-packnet", "frugal-packnet"), prunings=config.prunings, pruning_steps=config.pruning_steps,
+        precision=config.precision,
     )  # fmt: skip
 
 
 PRESETS = {
     "smoke": Config(
         tasks=3, shortest=100, longest=140, alpha=1.5, lr=1.0, seeds=1, retrain_steps=10, gamma=0.5, width=64,
-        least=40, memory=40, images=2_000, test=128, group=32,
+        frugal_gamma=0.5, prunings=1, pruning_steps=5, least=40, memory=40, images=2_000, test=128, group=32,
     ),
     "cpu": Config(
-        tasks=10, shortest=300, longest=600, alpha=1.5, lr=4.6, seeds=1, retrain_steps=200, gamma=0.9,
+        tasks=10, shortest=300, longest=600, alpha=1.5, lr=4.6, seeds=3, retrain_steps=200, gamma=0.9,
+        precision="bfloat16",
     ),
     "paper": Config(
         tasks=10, shortest=50_000, longest=50_000, alpha=1.5, lr=0.05, seeds=10, retrain_steps=50_000, gamma=0.9,

@@ -1,4 +1,4 @@
-"""What a run without boundaries says: the loss with its change points, and both arms side by side."""
+"""What a run without boundaries says: the loss with its change points, and the arms side by side."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from powerprop.experiments.harness.experiment import Findings, Job, Results, Run
 from powerprop.experiments.harness.pages import run_page
 from powerprop.experiments.harness.typed import Diverged, result_of
 from powerprop.report import Column, Curve, Headline, Mean, Section, Stat, Table, lines
+from powerprop.train.precision import precision_note
 
 if TYPE_CHECKING:
     from powerprop.experiments.boundaries.config import Config
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 Runs = Sequence[Streamed]
 """The results of an arm, one for each seed."""
 
-ARMS = {"found": "boundaries found", "told": "boundaries told"}
+ARMS = {"found": "boundaries found", "told": "boundaries told", "frugal": "boundaries found, packed frugally"}
 AROUND = 20
 """Batches before and after a change in the figure of the average change."""
 
 
 def read_runs(jobs: Sequence[Job], results: Results) -> dict[str, Runs]:
-    """The results of both arms, seed by seed."""
+    """The results of the arms, seed by seed."""
     runs: dict[str, list[Streamed]] = {arm: [] for arm in ARMS}
     for job in jobs:
         found = result_of(Streamed, results, job.key)
@@ -42,8 +43,8 @@ def findings(config: Config, runs: Mapping[str, Runs], out: Path) -> Findings:
     notes = " ".join(sorted({run.note for each in runs.values() for run in each if run.note}))
     intro = (
         "Ten digits, the pixels of every task in an order of its own, in one unbroken stream of batches. One learner "
-        "finds out by itself when the task changes, packs what it has learned and begins a new task; the other, on "
-        "the same batches, is told."
+        "finds out by itself when the task changes, packs what it has learned and begins a new task; another, on the "
+        "same batches, is told; a third finds out too and packs frugally."
     )
     page = run_page(
         out,
@@ -66,12 +67,14 @@ def run_note(config: Config) -> str:
     return (
         f"This run: {config.tasks} tasks of {span} batches of {config.batch} images, Powerprop + EPN, "
         f"α = {config.alpha:g}, γ = {config.gamma:g}, {config.retrain_steps:,} retraining steps on the latest "
-        f"{config.memory:,} batches, {seeds}."
+        f"{config.memory:,} batches, {seeds}. Packed frugally: γ = {config.frugal_gamma:g}, pruned at most "
+        f"{config.prunings} times more, {config.pruning_steps} steps apart, reusing the output layer of earlier tasks "
+        "alone." + "".join(f" {each}." for each in precision_note(config.precision))
     )
 
 
 def main_table(config: Config, runs: Mapping[str, Runs]) -> Table:
-    """One row per arm; the boundaries of the second were given, and no number says how well."""
+    """One row per arm; where boundaries were told, no number says how well they were found."""
     columns: list[str | Column] = [
         "", Column(f"found, of {config.tasks - 1}", digits=1), Column("missed", digits=1),
         Column("false alarms", digits=1), Column("delay, batches", digits=1),
@@ -81,7 +84,7 @@ def main_table(config: Config, runs: Mapping[str, Runs]) -> Table:
     ]  # fmt: skip
     rows: list[list[str | Mean | None]] = []
     for arm, label in ARMS.items():
-        finding = counts(runs[arm]) if arm == "found" else [None] * 4
+        finding = [None] * 4 if arm == "told" else counts(runs[arm])
         known = [Mean.of(values) for values in accuracies(runs[arm])]
         rows.append([label, *finding, *known, Mean.of(run.used for run in runs[arm])])
     caption = (
@@ -152,10 +155,11 @@ def where_begun(runs: Runs) -> str:
 def accuracy_section(config: Config, table: Table) -> Section:
     """What the tasks are worth."""
     text = (
-        "The arm that is told packs a task when its last batch has been trained on. Everything else is the same: "
-        "first weights, batches, and the batches kept for packing."
+        "The learner that is told packs a task when its last batch has been trained on. The one that packs frugally "
+        "prunes gradually and leaves the hidden weights of earlier tasks out while a new one is trained. Everything "
+        "else is the same: first weights, batches, and the batches kept for packing."
     )
-    return Section("Found and told", text, (), [table])
+    return Section("Found, told and packed frugally", text, (), [table])
 
 
 def stats(config: Config, runs: Mapping[str, Runs]) -> list[Stat]:
@@ -163,10 +167,12 @@ def stats(config: Config, runs: Mapping[str, Runs]) -> list[Stat]:
     changes, found, false = totals(runs["found"])
     means = {arm: [fmean(values) for values in accuracies(each)] for arm, each in runs.items()}
     (given, inferred), (given_told, inferred_told) = means["found"], means["told"]
+    used = fmean(run.used for run in runs["frugal"])
     return [
         Stat("changes found", f"{found} of {changes}", f"{false} false alarms"),
         Stat("task-incremental", f"{given:.2%}", f"{given_told:.2%} with boundaries told"),
         Stat("class-incremental", f"{inferred:.2%}", f"{inferred_told:.2%} with boundaries told"),
+        Stat("packed frugally", f"{means['frugal'][0]:.2%}", f"with {used:.1%} of the weights"),
     ]
 
 

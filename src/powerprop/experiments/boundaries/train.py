@@ -25,6 +25,7 @@ from powerprop.experiments.harness.experiment import Experiment, Findings, Job, 
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.train import MetricsLog
 from powerprop.train.distributed import local_device
+from powerprop.train.precision import products_in
 
 LENGTHS, BATCHES = range(2)
 """Purposes of random numbers."""
@@ -32,7 +33,7 @@ HEARD_EVERY = 50
 
 
 def jobs(config: Config, results: Results) -> list[Job]:
-    """Both arms from every seed."""
+    """All arms from every seed."""
     return [Job(f"{arm}-seed{seed}", {"arm": arm, "seed": seed}) for seed in range(config.seeds) for arm in ARMS]
 
 
@@ -47,7 +48,8 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
     settings, seed = learning(config), job.settings["seed"]
     images = continual.load_images(settings)
     stream = continual.make_stream(settings, images.to(device), seed)
-    arm = {"method": "efficient-packnet", "alpha": config.alpha, "seed": seed}
+    method = "frugal-packnet" if job.settings["arm"] == "frugal" else "efficient-packnet"
+    arm = {"method": method, "alpha": config.alpha, "seed": seed}
     learner = continual.make_learner(settings, arm, device)
     assert isinstance(learner, EfficientPackNet)
     lengths = task_lengths(config, seed)
@@ -64,7 +66,8 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
             log.write(number, **values)
             progress(number / sum(lengths), values)
 
-        found = feed(finder, detector, batches_of(config, stream, lengths, seed), told, heard)
+        with products_in(config.precision):
+            found = feed(finder, detector, batches_of(config, stream, lengths, seed), told, heard)
     true = list(accumulate(lengths))[:-1]
     return {
         "note": images.note, "lengths": lengths, "true": true, "found": found,
@@ -123,7 +126,7 @@ def feed(
 
 
 def report(config: Config, results: Results, out: Path) -> Findings:
-    """What both arms found, seed by seed."""
+    """What the arms found, seed by seed."""
     return findings(config, read_runs(jobs(config, results), results), out)
 
 

@@ -42,7 +42,8 @@ class Config:
         clip: the largest norm of a gradient, as `Strategy` takes it; 0 is any.
         batch: images per step.
         width: units of a hidden layer of the mlp.
-        precision: of the passes of training: "float32" or "bfloat16"; networks are measured and pruned in float32.
+        precision: "float32" or "bfloat16". Of the mlp: of the factors in products of matrices, all else is float32; of
+            alexnet: of the passes of training, networks are measured and pruned in float32.
         candidates: settings to choose from, each such as "lr=0.1 gamma=0.98 clip=1", for every method and power by
             itself: the best on validation images of the first tasks among those that leave room for all.
         tuning_tasks: so many tasks decide.

@@ -29,7 +29,7 @@ PRESETS = {
         data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25, 1.5), lr=1.0, seeds=1, steps=700,
         retrain_steps=400, gamma=0.9, methods=("frugal-packnet", "efficient-packnet"), decay=("retraining",), clip=1.0,
         spread=0.5, search="binary", grid=FINE, validation=2_000, matrix=False, groups=(1, 16, 128), infer_at=(10,),
-        probe=256,
+        probe=256, precision="bfloat16",
     ),
     "paper": Config(
         data="mnist", stream="permuted", tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), lr=0.05, seeds=10,
@@ -39,7 +39,9 @@ PRESETS = {
 
 LONGER = {
     "smoke": replace(PRESETS["smoke"], alphas=(1.5,), infer_at=(2, 5), methods=("frugal-packnet", "efficient-packnet")),
-    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100), methods=("frugal-packnet",)),
+    "cpu": replace(
+        PRESETS["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100), methods=("frugal-packnet",), precision="float32"
+    ),
     "paper": PRESETS["paper"],
 }
 

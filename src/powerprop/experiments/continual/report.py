@@ -14,6 +14,7 @@ from powerprop.experiments.continual.measured import GIVEN, INFERRED, Measured, 
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
 from powerprop.report import Column, Curve, Headline, Mean, Section, Stat, Table, heatmap, lines
+from powerprop.train.precision import precision_note
 
 FORGOTTEN = (
     " Forgetting: the best accuracy that a task ever had minus its last; backward transfer: its last minus the one "
@@ -99,8 +100,16 @@ def run_note(config: Config) -> str:
     tested = f"the first {config.test:,} test images of a task" if config.test else "all test images"
     steps = f"{config.steps:,} training and {config.retrain_steps:,} retraining steps per task"
     gamma = "; ".join(_method_note(config, method) for method in config.methods if method in BY_VALIDATION)
-    gamma = f" {gamma}." if gamma else ""
-    return f"This run: {config.tasks} tasks, {steps} of {config.batch} images, {seeds}, {tested}.{gamma}"
+    sentences = [*([gamma] if gamma else []), *precision_text(config)]
+    run = f"This run: {config.tasks} tasks, {steps} of {config.batch} images, {seeds}, {tested}."
+    return " ".join([run, *(f"{each}." for each in sentences)])
+
+
+def precision_text(config: Config) -> list[str]:
+    """A sentence where not everything was computed in float32."""
+    if config.model == "mlp" or config.precision == "float32":
+        return precision_note(config.precision)
+    return [f"Passes of training compute in {config.precision}; networks are measured and pruned in float32"]
 
 
 def _method_note(config: Config, method: str) -> str:

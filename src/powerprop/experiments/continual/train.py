@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from powerprop.models.init import fans
 from powerprop.select import select
 from powerprop.train import MetricsLog, NonFiniteError
 from powerprop.train.distributed import local_device
-from powerprop.train.precision import Precision
+from powerprop.train.precision import Precision, products_in
 
 
 class InPrecision(Classification):
@@ -40,8 +40,8 @@ class InPrecision(Classification):
 
     mixes_tasks = True
 
-    def __init__(self, labels: Literal["task", "stream"], precision: str, device: torch.device) -> None:
-        super().__init__(labels)
+    def __init__(self, precision: str, device: torch.device) -> None:
+        super().__init__()
         self.device, self.precision = device, Precision(precision, device.type)
 
     def loss(self, model: Any, batch: Any, task: int | Tensor) -> Tensor:
@@ -76,6 +76,16 @@ def equal_rate(lr: float, magnitude: float, alpha: float) -> float:
 
 def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     """Learn all tasks, from the saved learner in the folder if there is one, and measure."""
+    with products_in(product_precision(config)):
+        return _run_job(config, job, folder, progress)
+
+
+def product_precision(config: Config) -> str:
+    """Of the factors in products of matrices; a network of convolutions has a precision of its passes instead."""
+    return config.precision if config.model == "mlp" else "float32"
+
+
+def _run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
     config = with_candidate(config, job.settings.get("candidate", ""))
     device = local_device()
     images = load_images(config)
@@ -173,9 +183,10 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
 
 
 def make_objective(config: Config, device: torch.device) -> Classification:
-    """In float32 the library's own, which a saved learner can be made with again."""
-    labels: Literal["task", "stream"] = "stream" if config.stream == "split" and config.model == "mlp" else "task"
-    return Classification(labels) if config.precision == "float32" else InPrecision(labels, config.precision, device)
+    """The library's own, which a saved learner can be made with again, unless passes have a precision."""
+    if config.model == "mlp":
+        return Classification("stream" if config.stream == "split" else "task")
+    return Classification() if config.precision == "float32" else InPrecision(config.precision, device)
 
 
 def downwards(grid: tuple[float, ...]) -> tuple[float, ...]:
