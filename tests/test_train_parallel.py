@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
+import weakref
 from typing import Any
 
 import pytest
@@ -66,6 +68,28 @@ def test_one_worker_runs_in_this_process_with_one_thread() -> None:
     assert outcome.results == {"0-good": ("good", 1, os.getpid()), "2-good": ("good", 1, os.getpid())}
     assert outcome.failures.keys() == {"1-raises"}
     assert torch.get_num_threads() == before
+
+
+def test_what_a_job_leaves_behind_is_gone_before_the_next() -> None:
+    left: list[weakref.ref[Any]] = []
+
+    class Learner:
+        """Refers to itself, as a learner does by way of its optimiser."""
+
+        def __init__(self) -> None:
+            self.optimizer = self
+
+    def leaves(progress: Progress) -> int:
+        alive = sum(each() is not None for each in left)
+        left.append(weakref.ref(Learner()))
+        return alive
+
+    gc.disable()
+    try:
+        outcome = run_all([Work(str(i), leaves) for i in range(3)], 1, Silent())
+    finally:
+        gc.enable()
+    assert list(outcome.results.values()) == [0, 0, 0]
 
 
 def test_ctrl_c_is_not_swallowed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -179,6 +180,8 @@ def _call(work: Work, progress: Progress) -> tuple[Any, Failure | None]:
     except Exception:
         text = traceback.format_exc().strip()
         return None, Failure(text.rpartition("\n")[2], text)
+    finally:
+        gc.collect()  # a learner refers to itself: gigabytes in so few objects that nothing else would collect them
 
 
 def _work(connection: Connection) -> None:

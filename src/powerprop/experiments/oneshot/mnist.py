@@ -22,7 +22,8 @@ PRESETS = {
     ),
     "demo": Config(data=MNIST, model=LENET, alphas=(1.0, 2.0, 3.0), lrs=(0.5,), seeds=2, steps=8_000),
     "cpu": Config(
-        data=MNIST, model=LENET, alphas=(1.0, 2.0, 3.0, 4.0, 5.0), lrs=(0.1, 0.2, 0.5, 1.0, 2.0), seeds=5, steps=20_000
+        data=MNIST, model=LENET, alphas=(1.0, 2.0, 3.0, 4.0, 5.0), lrs=(0.1, 0.2, 0.5, 1.0, 2.0), seeds=5,
+        tuning_seeds=5, steps=20_000,
     ),
     "paper": Config(
         data=MNIST, model=LENET, alphas=(1.0, 2.0, 3.0, 4.0, 5.0), lrs=(0.0025,), seeds=5, steps=50_000, momentum=0.9,
