@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from powerprop.train.precision import PRODUCTS, products_in
+from powerprop.train.precision import PRODUCTS, Precision, products_in
 
 
 def test_products_are_close_and_results_stay_float32() -> None:
@@ -39,3 +39,13 @@ def test_the_precision_of_before_comes_back(precision: str) -> None:
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match=r"float32, bfloat16, got 'float8'"), products_in("float8"):
         pass
+
+
+def test_weights_that_change_inside_are_the_ones_that_count() -> None:
+    """torch keeps the rounded weights of a block: a network pruned inside would be measured as it was before."""
+    layer, x = torch.nn.Linear(8, 4, bias=False), torch.randn(2, 8)
+    with Precision("bfloat16").autocast(torch.device("cpu")):
+        assert layer(x).abs().sum() > 0
+        with torch.no_grad():
+            layer.weight.zero_()
+        assert layer(x).abs().sum() == 0

@@ -39,11 +39,14 @@ class Precision:
 
     @contextmanager
     def autocast(self, device: torch.device) -> Iterator[None]:
-        """Inside, matrix products and convolutions compute in this precision."""
+        """Inside, matrix products and convolutions compute in this precision, with the weights of the moment.
+
+        torch would keep the rounded weights to the end of the block, also of a network that is pruned meanwhile.
+        """
         if self.dtype == torch.float32:
             yield
             return
-        with torch.autocast(device.type, self.dtype):
+        with torch.autocast(device.type, self.dtype, cache_enabled=False):
             yield
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> None:
