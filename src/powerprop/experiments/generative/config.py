@@ -117,11 +117,6 @@ SMOKE: dict[str, Any] = {
     "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5, "validation": 200,
     "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "spread": 0.5,
 }  # fmt: skip
-CHOSEN: dict[str, Any] = {
-    "alphas": (1.5, 2.0), "strengths": (1.0, 10.0, 100.0, 1_000.0), "si_strengths": (1.0, 10.0, 100.0),
-    "tuning_tasks": 5,
-}  # fmt: skip
-"""What the presets `cpu` choose from."""
 PUBLISHED: dict[str, Any] = {
     "alphas": (1.125, 1.25, 1.375, 1.5, 2.0), "strengths": (1.0, 10.0, 100.0), "si_strengths": (1.0, 10.0, 100.0),
     "tuning_tasks": TASKS,
@@ -130,8 +125,8 @@ PUBLISHED: dict[str, Any] = {
 MNIST = {
     "smoke": Config("mnist", **SMOKE),
     "cpu": Config(
-        "mnist", seeds=2, steps=900, retrain_steps=300, magnitude=0.025, spread=0.5, samples=500, test=200,
-        precision="bfloat16", **CHOSEN,
+        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(2.0,), magnitude=0.025, spread=0.5, samples=500,
+        test=200, precision="bfloat16",
     ),
     "paper": Config(
         "mnist", seeds=5, steps=21_600, retrain_steps=10_800, si_steps=43_200, momentum_lr=1e-3, search="linear",
@@ -141,8 +136,9 @@ MNIST = {
 NOTMNIST = {
     "smoke": Config("notmnist", **SMOKE),
     "cpu": Config(
-        "notmnist", seeds=2, steps=900, retrain_steps=300, magnitude=0.025, spread=0.5, samples=500, test=150,
-        validation=1_500, precision="bfloat16", **CHOSEN,
+        "notmnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5, 2.0), magnitude=0.025, spread=0.5, samples=500,
+        strengths=(1.0, 10.0, 100.0, 1_000.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=5, test=150,
+        validation=1_500, precision="bfloat16",
     ),
     "paper": Config(
         "notmnist", seeds=5, steps=12_000, retrain_steps=6_000, momentum_lr=2.5e-3, search="linear",
