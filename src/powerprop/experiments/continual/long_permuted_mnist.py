@@ -5,7 +5,8 @@ retrains 50,000 steps per task; the presets `cpu` about a hundredth of it, with 
 steps of 10% a crowded network would give away weights that a task does not need. Small first weights and learning
 rates that grow with α let a task do with few weights, and "frugal-packnet" with far fewer: it prunes gradually inside
 the retraining steps and leaves the hidden weights of earlier tasks out while a new one is trained. "efficient-packnet"
-is the algorithm as published. A longer sequence is the same experiment with `--tasks 1000`.
+is the algorithm as published. The longest sequence goes on when no weight is free: then a task learns which of the
+frozen weights to use.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ LONGER = {
     "paper": PRESETS["paper"],
 }
 
+ENDLESS = {
+    "smoke": replace(LONGER["smoke"], tasks=6, methods=("frugal-packnet",)),
+    "cpu": replace(LONGER["cpu"], tasks=1000, infer_at=(100, 300), precision="bfloat16"),
+    "paper": replace(PRESETS["paper"], tasks=1000),
+}
+
 STORY = Story(
     title="Extremely long task sequences: Permuted-MNIST",
     paper='Section 5.3.1, figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 '
@@ -59,3 +66,4 @@ EXPERIMENT = continual_experiment(
     "long-permuted-mnist", "100 tasks in one network: accuracy and weights in use", FIGURE, PRESETS, STORY
 )
 THREE_HUNDRED = continual_experiment("long-permuted-mnist-300", "300 tasks in one network", FIGURE, LONGER, STORY)
+THOUSAND = continual_experiment("long-permuted-mnist-1000", "1,000 tasks in one network", FIGURE, ENDLESS, STORY)
