@@ -55,6 +55,25 @@ def test_ewc_is_the_squared_gradient_of_every_input() -> None:
     assert torch.equal(ours.held.anchor["weight"], weight(ours))
 
 
+@pytest.mark.parametrize("kind", [EWC, Laplace])
+def test_damping_adds_a_part_of_the_mean_information(kind: type[Quadratic]) -> None:
+    """A weight whose output is always right has none of its own, and is held all the same."""
+    x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.5], [-1.0]])  # the second as the network says it
+    plain, damped = learner(kind), learner(kind, damping=0.5)
+    for ours in (plain, damped):
+        ours.begin(0)
+        ours.end((x, y))
+    first = (2 * (1.0 - 0.5)) ** 2 / 2
+    assert plain.held.importance["weight"].tolist() == [[first, 0.0]]
+    assert damped.held.importance["weight"].tolist() == [[first * 1.25, first * 0.25]]
+
+
+@pytest.mark.parametrize("damping", [-0.1, float("nan"), float("inf")])
+def test_damping_that_cannot_be_is_refused(damping: float) -> None:
+    with pytest.raises(ValueError, match=f"damping must be a number of at least 0, got {damping}"):
+        learner(EWC, damping=damping)
+
+
 def test_mas_is_the_gradient_of_the_squared_output() -> None:
     """∂(w₀)²/∂w₀ = 2w₀ and ∂(2w₁)²/∂w₁ = 8w₁, half of each; targets play no part, and tasks add up."""
     ours = learner(MAS)

@@ -195,7 +195,8 @@ def test_smoke(name: str, tmp_path: Path, images: None) -> None:
         assert -784 < row["log_likelihood"]["mean"] < 0
         assert row["paper"] == PAPER[config.dataset][row["name"]]
         assert row["unchanged"] == (row["used"] is not None) == ("EfficientPackNet" in row["name"])
-    assert [each["strength"] for each in rows["EWC"]["tried"]] == [1.0, 10.0]
+    tried = [(each["strength"], each["damping"]) for each in rows["EWC"]["tried"]]
+    assert tried == [(1.0, 0.0), (1.0, 0.5), (10.0, 0.0), (10.0, 0.5)]
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"average.svg", "samples.svg", "tasks.svg"}
     html = (tmp_path / "report.html").read_text()
     assert "every task&#x27;s likelihood is, to the bit, what it was" in html
@@ -209,7 +210,7 @@ class StoppedError(Exception):
 
 @pytest.mark.parametrize("method", ["VCL", "SI", "Powerprop+EWC", "Powerprop+EfficientPackNet"])
 def test_stopped_in_any_task_and_resumed(method: str, tmp_path: Path, images: None) -> None:
-    config = replace(SMOKE, methods=(method,), strengths=(10.0,))
+    config = replace(SMOKE, methods=(method,), strengths=(10.0,), dampings=(0.5,))
     job = jobs(config, {})[0]
 
     def stop(task: int, done: float, values: dict[str, float]) -> None:
@@ -246,7 +247,7 @@ def test_a_data_set_has_presets_of_its_own() -> None:
 
 
 def test_strengths_are_chosen_for_each_power() -> None:
-    config = replace(SMOKE, strengths=(1.0, 10.0), si_strengths=(1.0, 5.0))
+    config = replace(SMOKE, strengths=(1.0, 10.0), si_strengths=(1.0, 5.0), dampings=(0.0,))
     rows = {arm.name: arm for arm in arms(config)}
     first = jobs(config, {})
     assert len(first) == 2 * 5
@@ -264,8 +265,22 @@ def test_strengths_are_chosen_for_each_power() -> None:
     assert chosen(config, rows["EWC"], found) == Choice(1.0, 10.0)
 
 
+def test_dampings_are_chosen_together_with_strengths() -> None:
+    config = replace(SMOKE, methods=("Laplace", "SI"), strengths=(1.0, 10.0), si_strengths=(1.0,), dampings=(0.0, 0.5))
+    first = jobs(config, {})
+    assert len({job.key for job in first}) == len(first) == 4
+    held, path = arms(config)
+    found = {job.key: {"validation": -100.0} for job in first}
+    found[held.tuning_job(Choice(1.0, 1.0, 0.5)).key] = {"validation": -90.0}
+    assert [chosen(config, arm, found) for arm in (held, path)] == [Choice(1.0, 1.0, 0.5), Choice(1.0, 1.0)]
+    made = [make_learner(config, job.settings, torch.device("cpu")) for job in jobs(config, found)[len(first) :]]
+    assert isinstance(made[0], Laplace)
+    assert made[0].damping == 0.5
+
+
 def test_powers_are_chosen_together_with_strengths_and_without() -> None:
     config = replace(SMOKE, methods=("EWC", "Powerprop+EWC", "Powerprop+EfficientPackNet"), alphas=(1.5, 2.0))
+    config = replace(config, dampings=(0.0,))
     first = jobs(config, {})
     assert len({job.key for job in first}) == len(first) == 2 + 4 + 2
     found = {job.key: {"validation": -100.0} for job in first}
@@ -279,7 +294,7 @@ def test_powers_are_chosen_together_with_strengths_and_without() -> None:
 
 
 def test_optimisers_and_rates() -> None:
-    settings = {"strategy": "EfficientPackNet", "alpha": 2.0, "strength": None, "seed": 0, "tuning": False}
+    settings = {"strategy": "EfficientPackNet", "alpha": 2.0, "strength": None, "damping": 0.0, "seed": 0}
     ours = make_learner(replace(SMOKE, momentum_lr=0.0, magnitude=0.0625), settings, torch.device("cpu"))
     assert [group["lr"] for group in ours.optimizer.param_groups] == [1e-3, pytest.approx(4e-3)]
     assert list(ours.optimizer.masters) == ["shared.0.weight", "shared.2.weight"]
@@ -336,6 +351,7 @@ def test_bad_settings() -> None:
         ({"precision": "float8"}, "precision must be one of float32, bfloat16, got 'float8'"),
         ({"strengths": ()}, "strengths must be some, each once"),
         ({"strengths": (0.0,)}, "strengths must be above 0"),
+        ({"dampings": (0.0, -1.0)}, "dampings must not be negative"),
         ({"tuning_tasks": 4}, "tuning_tasks must be at most the 3 tasks, got 4"),
         ({"tasks": 11}, "tasks must be at most 10, got 11"),
         ({"gamma": 1.5}, "gamma must be at most 1, got 1.5"),
@@ -367,7 +383,7 @@ def test_grids_of_images(tmp_path: Path) -> None:
 
 
 def test_jobs_have_names_of_their_own() -> None:
-    found = [job.key for job in jobs(replace(SMOKE, strengths=(1.0,)), {})]
+    found = [job.key for job in jobs(replace(SMOKE, strengths=(1.0,), dampings=(0.0,)), {})]
     assert len(set(found)) == len(found) == len(METHODS)
     assert isinstance(jobs(SMOKE, {})[0], Job)
 

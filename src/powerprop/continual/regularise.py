@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -139,10 +140,13 @@ class EWC(Quadratic):
     Every task pulls towards its own weights θ*_t. Their sum is kept in closed form, see `Held`.
 
     labels: which labels the Fisher information of a classifier is taken with, see `diagonal_fisher`.
+    damping: δ, a part of the mean information of a parameter that each of its weights has on top, F + δ·mean(F). Where
+        outputs are saturated, such as pixels that are always black, the information is next to nothing and the
+        parabola lets the weights go far beyond where it holds; 0 is the published method.
     Further arguments are those of `Quadratic`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("labels",)
+    OPTIONS: ClassVar[tuple[str, ...]] = ("labels", "damping")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "split-mnist/class-incremental": {"strength": 1200.0, "labels": "predicted", "reference": HSU},
         "split-mnist/domain-incremental": {"strength": 200.0, "labels": "predicted", "reference": HSU},
@@ -154,19 +158,22 @@ class EWC(Quadratic):
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 100.0,
-        labels: Labels = "sampled", **options: Any,
+        labels: Labels = "sampled", damping: float = 0.0, **options: Any,
     ) -> None:  # fmt: skip
         check_labels(labels)
+        if not 0 <= damping < math.inf:
+            raise ValueError(f"damping must be a number of at least 0, got {damping}")
         super().__init__(model, optimizer, strength=strength, **options)
-        self.labels = labels
+        self.labels, self.damping = labels, damping
 
     def importances(self, data: Source) -> dict[str, Tensor]:
-        """The diagonal of the Fisher information, exactly."""
+        """The diagonal of the Fisher information, exactly, and what damping adds to it."""
         with self.viewing(self.current) as model:
-            return diagonal_fisher(
+            found = diagonal_fisher(
                 self.model, data.in_order(), self.objective, self.current,
                 labels=self.labels, model=model, generator=self.generator("fisher"),
             )  # fmt: skip
+        return {n: each + self.damping * each.mean() for n, each in found.items()} if self.damping else found
 
     def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         """Ω += F and θ* += F/Ω (θ - θ*), where Ω is not zero: the mean of all tasks' weights."""

@@ -13,18 +13,22 @@ from powerprop.experiments.harness.typed import Diverged, result_of
 
 SHOWN = {"EfficientPackNet": "EPN"}
 """Methods that the paper's table calls by another name."""
+DAMPED = ("EWC", "Laplace")
+"""Methods whose penalty rests on Fisher information."""
 
 
 class Choice(NamedTuple):
-    """The power of the shared decoder's weights, and the strength of a penalty; None for methods without one."""
+    """The power of the shared decoder's weights, and the strength and damping of a penalty; None for methods without."""
 
     alpha: float = 1.0
     strength: float | None = None
+    damping: float = 0.0
 
     def __str__(self) -> str:
-        """Both as they stand in the name of a job."""
+        """All as they stand in the name of a job."""
         power = "" if self.alpha == 1 else f"-alpha{self.alpha:g}"
-        return power + ("" if self.strength is None else f"-strength{self.strength:g}")
+        damping = f"-damping{self.damping:g}" if self.damping else ""
+        return power + ("" if self.strength is None else f"-strength{self.strength:g}") + damping
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,11 @@ def arms(config: Config) -> list[Arm]:
 
 
 def choices(config: Config, arm: Arm) -> list[Choice]:
-    """What an arm may be trained with: every power, if it has one, with every strength, if its method has one."""
-    penalties = {"EWC": config.strengths, "Laplace": config.strengths, "SI": config.si_strengths}
+    """What an arm may be trained with: every power, strength and damping that it has, each with each."""
+    penalties = {"SI": config.si_strengths, **dict.fromkeys(DAMPED, config.strengths)}
     strengths: tuple[float | None, ...] = penalties.get(arm.strategy, (None,))
-    return [Choice(*each) for each in product(config.alphas if arm.powerprop else (1.0,), strengths)]
+    dampings = config.dampings if arm.strategy in DAMPED else (0.0,)
+    return [Choice(*each) for each in product(config.alphas if arm.powerprop else (1.0,), strengths, dampings)]
 
 
 def tuning_jobs(config: Config, arm: Arm) -> list[Job]:

@@ -46,8 +46,10 @@ class Config:
         gamma: a sub-network must keep so much of the validation ELBO: it may be lower by 1 - gamma of its size.
         search: how the sparsest sub-network is looked for: "linear", "binary" or "taylor".
         strengths: penalties of EWC and Laplace to choose from likewise, together with the power.
+        dampings: likewise, what EWC and Laplace add to the importance of every weight, as a part of the mean; 0 is the
+            published method.
         si_strengths: the same for SI.
-        tuning_tasks: powers and strengths are chosen on the first so many tasks, with the first seed.
+        tuning_tasks: powers, strengths and dampings are chosen on the first so many tasks, with the first seed.
         vcl_samples: networks that VCL draws in each step.
         batch: images per step.
         width: units of a hidden layer.
@@ -77,6 +79,7 @@ class Config:
     gamma: float = 0.95
     search: str = "binary"
     strengths: tuple[float, ...] = (10.0, 100.0, 1_000.0, 10_000.0)
+    dampings: tuple[float, ...] = (0.0,)
     si_strengths: tuple[float, ...] = (1.0, 10.0, 100.0, 1_000.0)
     tuning_tasks: int = 3
     vcl_samples: int = 1
@@ -99,12 +102,13 @@ class Config:
         require(self.gamma <= 1, f"gamma must be at most 1, got {self.gamma}")
         for name in ("momentum_lr", "magnitude"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("methods", "alphas", "strengths", "si_strengths"):
+        for name in ("methods", "alphas", "strengths", "dampings", "si_strengths"):
             values = getattr(self, name)
             require(len(set(values)) == len(values) > 0, f"{name} must be some, each once, got {values}")
         require(min(self.alphas) > 1, f"alphas must be above 1, the power of a method by itself, got {self.alphas}")
         for name in ("strengths", "si_strengths"):
             require(min(getattr(self, name)) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        require(min(self.dampings) >= 0, f"dampings must not be negative, got {self.dampings}")
         require(self.tasks <= TASKS, f"tasks must be at most {TASKS}, got {self.tasks}")
         most = self.tasks
         require(self.tuning_tasks <= most, f"tuning_tasks must be at most the {most} tasks, got {self.tuning_tasks}")
@@ -114,7 +118,7 @@ class Config:
 
 SMOKE: dict[str, Any] = {
     "seeds": 1, "steps": 12, "retrain_steps": 4, "alphas": (1.5,), "strengths": (1.0, 10.0), "si_strengths": (1.0,),
-    "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5, "validation": 200,
+    "dampings": (0.0, 0.5), "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5, "validation": 200,
     "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "spread": 0.5,
 }  # fmt: skip
 PUBLISHED: dict[str, Any] = {

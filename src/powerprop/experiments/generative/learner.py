@@ -53,11 +53,11 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
         "objective": Elbo(), "alpha": alpha, "steps": config.steps, "batch_size": config.batch, "seed": seed,
         "heads": "parts", "where": SHARED_WEIGHTS,
     }  # fmt: skip
-    own = own_options(config, name, settings["strength"])
+    own = own_options(config, name, settings["strength"], settings["damping"])
     return STRATEGIES[name](model, optimizer_of(model, config.lr, momentum, rate), **(options | own))
 
 
-def own_options(config: Config, name: str, strength: float | None) -> dict[str, Any]:
+def own_options(config: Config, name: str, strength: float | None, damping: float) -> dict[str, Any]:
     """What a method has beyond what all have: only the shared decoder is held, distributed or packed."""
     if name == "EfficientPackNet":
         return {"gamma": config.gamma, "search": config.search, "retrain_steps": config.retrain_steps}
@@ -66,8 +66,11 @@ def own_options(config: Config, name: str, strength: float | None) -> dict[str, 
         return {
             "samples": config.vcl_samples, "log_variance": PUBLISHED_LOG_VARIANCE, "protect": SHARED, **one_for_now,
         }  # fmt: skip
+    if strength is None:
+        return {}
     steps = {"steps": config.si_steps} if name == "SI" and config.si_steps else {}
-    return {} if strength is None else {"strength": strength, "protect": SHARED, **steps}
+    damped = {"damping": damping} if damping else {}
+    return {"strength": strength, "protect": SHARED, **steps, **damped}
 
 
 def optimizer_of(model: TaskVAE, lr: float, momentum_lr: float, rate: float) -> Any:

@@ -33,7 +33,7 @@ class Measured:
     """The finished runs of a row.
 
     keys: of their jobs.
-    choice: the power and the strength of the penalty, by the validation log-likelihood.
+    choice: the power, and the strength and damping of the penalty, by the validation log-likelihood.
     tried: the validation log-likelihood with each choice; None where training diverged; empty where there was one.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from powerprop.experiments.generative.arms import Choice
+from powerprop.experiments.generative.arms import DAMPED, Choice
 from powerprop.experiments.generative.config import Config
 from powerprop.experiments.generative.figures import figure_of_averages, figure_of_samples, figure_of_tasks
 from powerprop.experiments.generative.measured import PAPER, Measured, measure_all, summary
@@ -53,8 +53,8 @@ SAMPLES = (
 )
 CURVES = "The log-likelihood of the test images of a task when it has just been learned, and after every later task."
 CHOICES = (
-    "The power and the strength of a penalty were chosen on validation images, on the first tasks with the first seed, "
-    "for each method by itself. The log-likelihood with each."
+    "The power, and the strength and damping δ of a penalty, were chosen on validation images, on the first tasks with "
+    "the first seed, for each method by itself. The log-likelihood with each; δ = 0 is the method as published."
 )
 
 
@@ -107,14 +107,15 @@ def main_table(config: Config, measured: Sequence[Measured]) -> Table:
 
 
 def choice_table(measured: Sequence[Measured]) -> Table:
-    """The validation log-likelihood with everything that was tried, powers in rows and strengths in columns."""
+    """The validation log-likelihood with everything that was tried, strengths in columns."""
     strengths = sorted({each.strength or 0.0 for m in measured for each in m.tried})
-    columns: list[str | Column] = ["", "α", *(f"strength {each:g}" if each else "no penalty" for each in strengths)]
+    shown = (f"strength {each:g}" if each else "no penalty" for each in strengths)
+    columns: list[str | Column] = ["", "α", "δ", *shown]
     rows: list[list[str | Mean | float | None]] = []
     for m in measured:
-        for alpha in sorted({each.alpha for each in m.tried}):
-            values = [_tried(m, Choice(alpha, each or None)) for each in strengths]
-            rows.append([m.arm.label, f"{alpha:g}", *values])
+        for alpha, damping in dict.fromkeys((each.alpha, each.damping) for each in m.tried):
+            values = [_tried(m, Choice(alpha, each or None, damping)) for each in strengths]
+            rows.append([m.arm.label, f"{alpha:g}", f"{damping:g}" if m.arm.strategy in DAMPED else "", *values])
     return Table("Validation log-likelihood", columns, rows, "An asterisk is what was chosen.")
 
 
