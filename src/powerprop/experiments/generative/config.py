@@ -129,7 +129,8 @@ PUBLISHED: dict[str, Any] = {
 MNIST = {
     "smoke": Config("mnist", **SMOKE),
     "cpu": Config(
-        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(2.0,), magnitude=0.025, spread=0.5, samples=500,
+        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5,), magnitude=0.025, spread=0.5, samples=500,
+        strengths=(3.0, 10.0, 30.0), dampings=(0.0, 0.03, 0.1), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=5,
         test=200, precision="bfloat16",
     ),
     "paper": Config(
@@ -140,9 +141,9 @@ MNIST = {
 NOTMNIST = {
     "smoke": Config("notmnist", **SMOKE),
     "cpu": Config(
-        "notmnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5, 2.0), magnitude=0.025, spread=0.5, samples=500,
-        strengths=(1.0, 10.0, 100.0, 1_000.0), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=5, test=150,
-        validation=1_500, precision="bfloat16",
+        "notmnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5,), magnitude=0.025, spread=0.5, samples=500,
+        strengths=(3.0, 10.0, 30.0), dampings=(0.0, 0.03, 0.1), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=5,
+        test=150, validation=1_500, precision="bfloat16",
     ),
     "paper": Config(
         "notmnist", seeds=5, steps=12_000, retrain_steps=6_000, momentum_lr=2.5e-3, search="linear",
