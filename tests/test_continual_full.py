@@ -163,5 +163,8 @@ def test_the_gradient_goes_straight_through() -> None:
     grad, score = ours.model.get_parameter("fc1.weight").grad, supermask.scores["fc1.weight"]
     assert grad is not None
     assert score.grad is not None
-    assert torch.equal(score.grad, grad * theta)
+    among = supermask.among["fc1.weight"]
+    assert 0 < among.sum() < among.numel()
+    assert torch.equal(score.grad, grad * theta * among)
+    assert bool((score[~among] < 0).all())
     ours.give_up()

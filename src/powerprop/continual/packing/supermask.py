@@ -36,14 +36,15 @@ class Supermask:
     def __init__(self, nets: Subnetworks, among: Masks, generator: torch.Generator) -> None:
         self.nets, self.among = nets, among
         self.scores = {n: self._drawn(among[n], generator) for n in nets.masters}
-        self._adam = Adam(list(self.scores.values()), lr=RATE)
+        fused = all(score.device.type in ("cpu", "cuda") for score in self.scores.values())  # one pass over the scores
+        self._adam = Adam(list(self.scores.values()), lr=RATE, fused=fused)
         self._wear()
-        self._handles = [straight_through(master, self.scores[n]) for n, master in nets.masters.items()]
+        self._handles = [straight_through(m, self.scores[n], among[n]) for n, m in nets.masters.items()]
         self._handles.append(nets.optimizer.register_step_post_hook(self._step))
 
     def chosen(self) -> Masks:
         """M(s)."""
-        return Masks({n: (score.detach() > 0) & self.among[n] for n, score in self.scores.items()})
+        return Masks({n: score.detach() > 0 for n, score in self.scores.items()})
 
     def let_go(self) -> None:
         """Steps of the learner's optimiser are no longer steps of the scores."""
@@ -54,7 +55,7 @@ class Supermask:
         drawn = torch.empty(among.shape, dtype=torch.float32).uniform_(
             2 * BEGUN_WITH - 2, 2 * BEGUN_WITH, generator=generator
         )
-        return nn.Parameter(drawn.to(among.device))
+        return nn.Parameter(drawn.to(among.device).masked_fill_(~among, -1.0))
 
     def _step(self, *_: Any) -> None:
         self._adam.step()
@@ -65,12 +66,13 @@ class Supermask:
         self.nets.optimizer.set_masks(self.chosen(), None)
 
 
-def straight_through(master: Master, score: nn.Parameter) -> RemovableHandle:
+def straight_through(master: Master, score: nn.Parameter, among: Tensor | None = None) -> RemovableHandle:
     """Every gradient of a weight makes one of its score, ∂L/∂s := ∂L/∂w ⊙ θ, until the handle is removed.
 
-    The weight is frozen: its θ of this moment is the one that counts.
+    The weight is frozen: its θ of this moment is the one that counts. Scores of weights that are not among those to
+    choose from get none, and stay.
     """
-    theta = master.theta()
+    theta = master.theta() if among is None else master.theta() * among
 
     def hook(weight: Tensor) -> None:
         assert weight.grad is not None

@@ -42,7 +42,12 @@ PRESETS = {
 LONGER = {
     "smoke": replace(PRESETS["smoke"], alphas=(1.5,), published_alphas=(), infer_at=(2, 5)),
     "cpu": replace(
-        PRESETS["cpu"], tasks=300, alphas=(1.25,), published_alphas=(), infer_at=(10, 100), methods=("frugal-packnet",),
+        PRESETS["cpu"],
+        tasks=300,
+        alphas=(1.25,),
+        published_alphas=(),
+        infer_at=(10, 100),
+        methods=("frugal-packnet",),
         precision="float32",
     ),
     "paper": PRESETS["paper"],

@@ -118,8 +118,8 @@ class Config:
 
 SMOKE: dict[str, Any] = {
     "seeds": 1, "steps": 12, "retrain_steps": 4, "alphas": (1.5,), "strengths": (1.0, 10.0), "si_strengths": (1.0,),
-    "dampings": (0.0, 0.5), "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5, "validation": 200,
-    "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "spread": 0.5,
+    "dampings": (0.0, 0.5), "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5,
+    "validation": 200, "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "spread": 0.5,
 }  # fmt: skip
 PUBLISHED: dict[str, Any] = {
     "alphas": (1.125, 1.25, 1.375, 1.5, 2.0), "strengths": (1.0, 10.0, 100.0), "si_strengths": (1.0, 10.0, 100.0),
