@@ -18,7 +18,7 @@ DAMPED = ("EWC", "Laplace")
 
 
 class Choice(NamedTuple):
-    """The power of the shared decoder's weights, and the strength of a penalty (None for methods without) and its damping."""
+    """The power of the shared decoder's weights, and strength and damping of a penalty; no strength is no penalty."""
 
     alpha: float = 1.0
     strength: float | None = None
