@@ -99,7 +99,7 @@ PRESETS = {
         frugal_gamma=0.5, prunings=1, pruning_steps=5, least=40, memory=40, images=2_000, test=128, group=32,
     ),
     "cpu": Config(
-        tasks=10, shortest=300, longest=600, alpha=1.5, lr=4.6, seeds=3, retrain_steps=200, gamma=0.9,
+        tasks=10, shortest=300, longest=600, alpha=1.5, lr=4.6, seeds=2, retrain_steps=200, gamma=0.9,
         precision="bfloat16",
     ),
     "paper": Config(
