@@ -224,14 +224,6 @@ def test_jobs_and_labels() -> None:
     assert len({job.key for job in jobs(config, {})}) == 8
 
 
-def test_the_published_algorithm_may_have_fewer_powers() -> None:
-    both = replace(SMALL, methods=("packnet", "efficient-packnet"), alphas=(1.0, 1.5))
-    assert [(arm.method, arm.alpha) for arm in arms(replace(both, published_alphas=(1.5,)))] == [
-        ("packnet", 1.0), ("packnet", 1.5), ("efficient-packnet", 1.5),
-    ]  # fmt: skip
-    assert len(arms(both)) == 4
-
-
 def test_bad_settings() -> None:
     for change, message in (
         ({"alphas": (0.5,)}, r"alpha must be at least 1, got 0\.5"),
@@ -240,8 +232,6 @@ def test_bad_settings() -> None:
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
         ({"methods": ()}, r"methods must be some, each once, got \(\)"),
         ({"alphas": (1.5, 1.5)}, r"alphas must be some, each once, got \(1\.5, 1\.5\)"),
-        ({"published_alphas": (0.5,)}, r"alpha must be at least 1, got 0\.5"),
-        ({"published_alphas": (1.5,), "methods": ("packnet",)}, "published_alphas are those of efficient-packnet, got"),
         ({"gamma": 1.2}, r"gamma must be in \(0, 1\], got 1\.2"),
         ({"gamma": 0.0}, r"gamma must be in \(0, 1\], got 0\.0"),
         ({"groups": ()}, r"groups must be some, each once, got \(\)"),

@@ -38,9 +38,8 @@ class Arm:
 
 
 def arms(config: Config) -> list[Arm]:
-    """Every method at every α that it is to have."""
-    fewer = {"efficient-packnet": config.published_alphas}
-    return [Arm(method, alpha) for method in config.methods for alpha in fewer.get(method) or config.alphas]
+    """Every method at every α."""
+    return [Arm(method, alpha) for method in config.methods for alpha in config.alphas]
 
 
 def jobs(config: Config, results: Results) -> list[Job]:

@@ -45,10 +45,6 @@ def check_config(config: Config) -> None:
     """What the settings alone can tell."""
     check_settings(config, LEAST, CHOICES)
     check_alphas(config.alphas)
-    if config.published_alphas:
-        check_alphas(config.published_alphas)
-        given = f"got published_alphas {config.published_alphas} and methods {config.methods}"
-        require("efficient-packnet" in config.methods, f"published_alphas are those of efficient-packnet, {given}")
     check_positive(config, "lr", "magnitude", "spread")
     for name in ("methods", "groups"):
         values = getattr(config, name)

@@ -19,7 +19,6 @@ class Config:
         model: "mlp" (two hidden layers, one output layer for all tasks) or "alexnet" (one output layer per task).
         tasks: how many; a split stream has the classes of the data in equal parts.
         alphas: powers; 1 is the method without Powerpropagation.
-        published_alphas: powers of "efficient-packnet", if it is to have fewer; none means those of all.
         lr: learning rate at α = 1.
         seeds: runs of each arm: first weights, order of pixels, batches.
         steps: of training per task.
@@ -70,7 +69,6 @@ class Config:
     steps: int
     retrain_steps: int
     gamma: float
-    published_alphas: tuple[float, ...] = ()
     model: str = "mlp"
     methods: tuple[str, ...] = ("efficient-packnet",)
     frugal_gamma: float = 0.96

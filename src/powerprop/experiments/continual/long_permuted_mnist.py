@@ -25,13 +25,13 @@ PRESETS = {
         data="mnist", stream="permuted", tasks=7, alphas=(1.0, 1.5), lr=0.3, seeds=1, steps=4, retrain_steps=2,
         gamma=0.3, clip=1.0, width=40, search="binary", grid=FINE, images=2_000, validation=500, test=64, matrix=False,
         groups=(1, 16), infer_at=(3,), probe=32, probed=3, frugal_gamma=0.3, prunings=2, pruning_steps=1,
-        published_alphas=(1.5,), methods=("frugal-packnet", "efficient-packnet"),
+        methods=("frugal-packnet", "efficient-packnet"),
     ),
     "cpu": Config(
         data="mnist", stream="permuted", tasks=100, alphas=(1.0, 1.25, 1.5), lr=1.0, seeds=1, steps=700,
-        retrain_steps=400, gamma=0.9, methods=("frugal-packnet", "efficient-packnet"), decay=("retraining",), clip=1.0,
+        retrain_steps=400, gamma=0.9, methods=("frugal-packnet",), decay=("retraining",), clip=1.0,
         spread=0.5, search="binary", grid=FINE, validation=2_000, matrix=False, groups=(1, 16, 128), infer_at=(10,),
-        probe=256, precision="bfloat16", published_alphas=(1.25,),
+        probe=256, precision="bfloat16",
     ),
     "paper": Config(
         data="mnist", stream="permuted", tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), lr=0.05, seeds=10,
@@ -40,16 +40,8 @@ PRESETS = {
 }  # fmt: skip
 
 LONGER = {
-    "smoke": replace(PRESETS["smoke"], alphas=(1.5,), published_alphas=(), infer_at=(2, 5)),
-    "cpu": replace(
-        PRESETS["cpu"],
-        tasks=300,
-        alphas=(1.25,),
-        published_alphas=(),
-        infer_at=(10, 100),
-        methods=("frugal-packnet",),
-        precision="float32",
-    ),
+    "smoke": replace(PRESETS["smoke"], alphas=(1.5,), infer_at=(2, 5)),
+    "cpu": replace(PRESETS["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100), precision="float32"),
     "paper": PRESETS["paper"],
 }
 

@@ -18,7 +18,7 @@ PRESETS = {
         methods=("frugal-packnet", "efficient-packnet"), prunings=2, pruning_steps=2, frugal_gamma=0.3,
     ),
     "cpu": Config(
-        data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=1.0, seeds=2, steps=1_000,
+        data="mnist", stream="permuted", tasks=10, alphas=(1.0, 1.375), lr=1.0, seeds=1, steps=1_000,
         retrain_steps=500, gamma=0.99, decay=("retraining",), clip=1.0, spread=0.5, search="binary",
         methods=("frugal-packnet", "efficient-packnet"), frugal_gamma=0.995, precision="bfloat16",
     ),
