@@ -6,8 +6,8 @@ from powerprop.experiments.continual.baselines.experiments import POWERPROP_EWC
 from powerprop.experiments.continual.baselines.experiments import SPLIT_CIFAR100 as SPLIT_CIFAR100_STRATEGIES
 from powerprop.experiments.continual.baselines.experiments import SPLIT_MNIST as SPLIT_MNIST_STRATEGIES
 from powerprop.experiments.continual.long_permuted_mnist import EXPERIMENT as LONG_PERMUTED_MNIST
-from powerprop.experiments.continual.long_permuted_mnist import THOUSAND as LONG_PERMUTED_MNIST_1000
 from powerprop.experiments.continual.long_permuted_mnist import THREE_HUNDRED as LONG_PERMUTED_MNIST_300
+from powerprop.experiments.continual.long_permuted_mnist import UNENDING as ENDLESS_PERMUTED_MNIST
 from powerprop.experiments.continual.permuted_mnist import EXPERIMENT as PERMUTED_MNIST
 from powerprop.experiments.continual.rotated_mnist import EXPERIMENT as ROTATED_MNIST
 from powerprop.experiments.continual.split_cifar100 import EXPERIMENT as SPLIT_CIFAR100
@@ -36,7 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "split-cifar100": SPLIT_CIFAR100,
     "long-permuted-mnist": LONG_PERMUTED_MNIST,
     "long-permuted-mnist-300": LONG_PERMUTED_MNIST_300,
-    "long-permuted-mnist-1000": LONG_PERMUTED_MNIST_1000,
+    "endless-permuted-mnist": ENDLESS_PERMUTED_MNIST,
     "split-mnist-strategies": SPLIT_MNIST_STRATEGIES,
     "permuted-mnist-strategies": PERMUTED_MNIST_STRATEGIES,
     "split-cifar100-strategies": SPLIT_CIFAR100_STRATEGIES,

@@ -47,8 +47,8 @@ LONGER = {
 
 ENDLESS = {
     "smoke": replace(LONGER["smoke"], tasks=6, methods=("frugal-packnet",)),
-    "cpu": replace(LONGER["cpu"], tasks=1000, infer_at=(100, 300), precision="bfloat16"),
-    "paper": replace(PRESETS["paper"], tasks=1000),
+    "cpu": replace(LONGER["cpu"], tasks=900, infer_at=(100, 300), precision="bfloat16", probed=3),
+    "paper": replace(PRESETS["paper"], tasks=1000, methods=("frugal-packnet",)),
 }
 
 STORY = Story(
@@ -65,4 +65,6 @@ EXPERIMENT = continual_experiment(
     "long-permuted-mnist", "100 tasks in one network: accuracy and weights in use", FIGURE, PRESETS, STORY
 )
 THREE_HUNDRED = continual_experiment("long-permuted-mnist-300", "300 tasks in one network", FIGURE, LONGER, STORY)
-THOUSAND = continual_experiment("long-permuted-mnist-1000", "1,000 tasks in one network", FIGURE, ENDLESS, STORY)
+UNENDING = continual_experiment(
+    "endless-permuted-mnist", "tasks that go on when the network is full", FIGURE, ENDLESS, STORY
+)
