@@ -129,8 +129,7 @@ PUBLISHED: dict[str, Any] = {
 MNIST = {
     "smoke": Config("mnist", **SMOKE),
     "cpu": Config(
-        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5,), magnitude=0.025, spread=0.5, samples=500,
-        strengths=(3.0, 10.0, 30.0), dampings=(0.0, 0.03, 0.1), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=5,
+        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(2.0,), magnitude=0.025, spread=0.5, samples=500,
         test=200, precision="bfloat16",
     ),
     "paper": Config(
