@@ -91,13 +91,13 @@ def page_of(out: Path, preset: str, **changes: Any) -> Page:
 
 
 def test_a_page_shows_preset_command_settings_and_versions(tmp_path: Path) -> None:
-    page = page_of(tmp_path, "cpu", seeds=1)
-    assert page.command == "powerprop run permuted-mnist --preset cpu --seeds 1"
+    page = page_of(tmp_path, "cpu", seeds=7)
+    assert page.command == "powerprop run permuted-mnist --preset cpu --seeds 7"
     assert page.config["preset"] == "cpu"
     assert page.config["alphas"] == [1.0, 1.375]
     assert page.versions == {"torch": "2"}
     text = page_markdown(page, tmp_path / "docs")
-    assert "```\npowerprop run permuted-mnist --preset cpu --seeds 1\n```" in text
+    assert "```\npowerprop run permuted-mnist --preset cpu --seeds 7\n```" in text
     assert "![Accuracy \\[raw\\]: test accuracy against weights kept. α = 2.0: " in text
     assert "](a.svg)\n\n*Below.*" in text
     assert f"{HEADLINE}| Powerprop \\| EPN | 97.5 | 97.47 |" in text
