@@ -36,7 +36,7 @@ from powerprop.experiments.continual.baselines.protocol import (
 from powerprop.experiments.continual.baselines.published import PRINTED, PUBLISHED, Value
 from powerprop.experiments.continual.baselines.report import Story, findings, headline, run_note
 from powerprop.experiments.continual.baselines.train import make_learner, make_stream, plan_of, run_job
-from powerprop.experiments.continual.train import equal_rate
+from powerprop.experiments.harness.rates import equal_rate
 from powerprop.experiments.harness.runner import run
 from powerprop.optim import Powerprop
 from powerprop.report import Mean, method_look, write_page

@@ -28,7 +28,7 @@ from powerprop.experiments.continual.measure import LogitsChangedError, Measures
 from powerprop.experiments.continual.report import Story
 from powerprop.experiments.continual.report import findings as write_findings
 from powerprop.experiments.continual.tasklog import StepCount
-from powerprop.experiments.continual.train import Config, InPrecision, build, make_learner, make_stream, rate
+from powerprop.experiments.continual.train import Config, OfImages, build, make_learner, make_stream, rate
 from powerprop.experiments.harness.experiment import Findings
 from powerprop.experiments.harness.runner import run
 from powerprop.report import write_page
@@ -98,15 +98,33 @@ def test_smoke(name: str, tmp_path: Path) -> None:
 
 
 def test_training_in_half_precision_is_measured_in_full() -> None:
-    model = torch.nn.Linear(20, 3)
-    batch = torch.randn(64, 20), torch.randint(0, 3, (64,))
-    full, half = (InPrecision(each, torch.device("cpu")) for each in ("float32", "bfloat16"))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    batch = torch.randn(64, 3, 4, 4), torch.randint(0, 3, (64,))
+    full, half = (OfImages(each, torch.device("cpu")) for each in ("float32", "bfloat16"))
+    for objective in (full, half):
+        objective.begin(0, None)
     exact, rounded = full.loss(model, batch, 0), half.loss(model, batch, 0)
     assert torch.equal(exact, Classification().loss(model, batch, 0))
     assert rounded.dtype == torch.float32
     assert not torch.equal(exact, rounded)
     assert torch.allclose(exact, rounded, rtol=1e-2)
     assert half.score(model, [batch], 0) == full.score(model, [batch], 0)
+
+
+def test_images_are_moved_while_they_are_learned_and_by_the_task_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    batch = torch.randn(64, 3, 4, 4), torch.randint(0, 3, (64,))
+    as_they_are = Classification().loss(model, batch, 0)
+    objective = OfImages("float32", torch.device("cpu"), shift=1, seed=5)
+    objective.begin(0, None)
+    first, second = (objective.loss(model, batch, 0) for _ in range(2))
+    assert len({as_they_are.item(), first.item(), second.item()}) == 3
+    assert objective.score(model, [batch], 0) == Classification().score(model, [batch], 0)
+    objective.begin(1, None)
+    other = objective.loss(model, batch, 1)
+    objective.begin(0, None)
+    assert torch.equal(objective.loss(model, batch, 0), first)
+    assert not torch.equal(other, first)
 
 
 def test_the_learner_of_a_run_is_made_from_its_file(tmp_path: Path) -> None:

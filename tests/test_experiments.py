@@ -190,6 +190,15 @@ def test_tuning_first_then_all_seeds_at_the_chosen_rate() -> None:
     assert [job.key for job in jobs(SMALL, results)][4:] == ["alpha1-lr0.1-seed1", "alpha2-lr0.5-seed1"]
 
 
+def test_candidates_at_which_a_weight_of_some_size_learns_equally_fast() -> None:
+    config = replace(SMALL, lrs=(0.1, 0.4), magnitude=0.1)
+    assert config.rates(1.0) == (0.1, 0.4)
+    assert config.rates(2.0) == (0.25, 1.0)  # lr / (α²|w|) = 0.1 / 0.4 and 0.4 / 0.4
+    assert [job.settings["lr"] for job in jobs(config, {})] == [0.1, 0.4, 0.25, 1.0]
+    with pytest.raises(ValueError, match=r"learning rates must be different, got \(0\.25, 0\.25\)"):
+        replace(config, lrs=(0.1, 0.1001))
+
+
 def test_a_rate_that_spoils_the_dense_network_is_passed_over() -> None:
     arm = Arm(1.0, "targets")
     results = {"alpha1-lr0.1-seed0": result([0.1, 0.5, 0.98]), "alpha1-lr0.5-seed0": result([0.6, 0.9, 0.974])}

@@ -34,6 +34,8 @@ LEAST = {
     "batch": 1,
     "width": 1,
     "clip": 0,
+    "momentum": 0,
+    "shift": 0,
     "pruning_steps": 1,
     "tuning_tasks": 1,
 }
@@ -63,6 +65,9 @@ def check_config(config: Config) -> None:
     require(fits, f"validation must be below the {config.images} images, got {config.validation}")
     fits = config.model != "alexnet" or config.stream == "split"
     require(fits, f"model alexnet is for a split stream, got stream {config.stream!r}")
+    require(config.momentum < 1, f"momentum must be in [0, 1), got {config.momentum}")
+    fits = config.model == "alexnet" or not config.shift
+    require(fits, f"shift moves images of networks of convolutions, got {config.shift} with {config.model}")
     check_grid(config.grid)
     tried = config.candidates
     require(len(set(tried)) == len(tried), f"candidates must be different, got {tried}")

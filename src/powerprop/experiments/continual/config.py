@@ -36,10 +36,13 @@ class Config:
         scale_lr: let the learning rate grow with α so that a weight of size `magnitude` learns equally fast:
             lr·α²|w|^(2-2/α) is the same for all α. Otherwise all have the same.
         magnitude: a typical weight.
+        momentum: of SGD.
         decay: let the learning rate fall to zero along these phases: "training", "retraining".
         spread: the standard deviation of the first weights, and of those that are initialised again, in units of
             Glorot's. Small ones leave the largest weights to those that have learned something.
         clip: the largest norm of a gradient, as `Strategy` takes it; 0 is any.
+        shift: training images of alexnet are moved by up to so many pixels, and half of them mirrored; 0 leaves them as
+            they are.
         batch: images per step.
         width: units of a hidden layer of the mlp.
         precision: "float32" or "bfloat16". Of the mlp: of the factors in products of matrices, all else is float32; of
@@ -78,9 +81,11 @@ class Config:
     share: float = 1.0
     scale_lr: bool = True
     magnitude: float = 0.03
+    momentum: float = 0.0
     decay: tuple[str, ...] = ()
     spread: float = 1.0
     clip: float = 0.0
+    shift: int = 0
     batch: int = 64
     width: int = 1000
     precision: str = "float32"

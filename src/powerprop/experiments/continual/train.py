@@ -21,13 +21,16 @@ from powerprop import data, models
 from powerprop.continual import Classification, EfficientPackNet, PackNet, accuracy_on, learn_stream
 from powerprop.continual.packing.base import Packing
 from powerprop.continual.packing.search import FINE
+from powerprop.continual.seeds import derived_seed, number_of
 from powerprop.experiments.continual.candidates import with_candidate
 from powerprop.experiments.continual.checks import BY_VALIDATION, check_tasks
 from powerprop.experiments.continual.config import Config
 from powerprop.experiments.continual.measure import Measures
 from powerprop.experiments.continual.tasklog import StepCount, TaskLog
 from powerprop.experiments.harness.experiment import Job
+from powerprop.experiments.harness.images import moved
 from powerprop.experiments.harness.parallel import Progress
+from powerprop.experiments.harness.rates import equal_rate
 from powerprop.models.init import fans
 from powerprop.select import select
 from powerprop.train import MetricsLog, NonFiniteError
@@ -35,18 +38,28 @@ from powerprop.train.distributed import local_device
 from powerprop.train.precision import Precision, products_in
 
 
-class InPrecision(Classification):
-    """Classification whose passes of training compute in some precision; scores and answers are in float32."""
+class OfImages(Classification):
+    """Classification of images that are moved and mirrored while a network learns them, as `images.moved` does it.
+
+    Passes of training compute in some precision; scores and answers are of images as they are, in float32. What is
+    drawn depends on the seed and the task alone, so that a learner that was saved after a task goes on bit for bit.
+    """
 
     mixes_tasks = True
 
-    def __init__(self, precision: str, device: torch.device) -> None:
+    def __init__(self, precision: str, device: torch.device, shift: int = 0, seed: int = 0) -> None:
         super().__init__()
         self.device, self.precision = device, Precision(precision, device.type)
+        self.moved, self.seed = moved(shift), seed
+
+    def begin(self, task: int, classes: Sequence[int] | None) -> None:
+        super().begin(task, classes)
+        self.generator = torch.Generator().manual_seed(derived_seed(self.seed, task, number_of("moved images")))
 
     def loss(self, model: Any, batch: Any, task: int | Tensor) -> Tensor:
+        x, y = batch
         with self.precision.autocast(self.device):
-            return super().loss(model, batch, task)
+            return super().loss(model, (self.moved(x, self.generator), y), task)
 
 
 def prepare(config: Config) -> None:
@@ -67,11 +80,6 @@ def rate(config: Config, alpha: float) -> float:
     if not config.scale_lr:
         return config.lr
     return equal_rate(config.lr, config.magnitude, alpha)
-
-
-def equal_rate(lr: float, magnitude: float, alpha: float) -> float:
-    """The rate at which a weight of this size learns under α as fast as at `lr` without: lr·|w|^(2/α-2)/α²."""
-    return float(lr * magnitude ** (2 / alpha - 2) / alpha**2)
 
 
 def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -161,12 +169,12 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     learning_rate = rate(config, settings["alpha"])
 
     def optimizer(params: list[nn.Parameter]) -> Optimizer:
-        return SGD(params, lr=learning_rate)
+        return SGD(params, lr=learning_rate, momentum=config.momentum)
 
     options: dict[str, Any] = {
         "alpha": settings["alpha"], "seed": settings["seed"], "steps": config.steps, "batch_size": config.batch,
         "retrain_steps": config.retrain_steps, "clip": config.clip or None, "schedule": partial(falling, config.decay),
-        "objective": make_objective(config, device),
+        "objective": make_objective(config, device, settings["seed"]),
         "heads": "heads" if config.model == "alexnet" else None,
     }  # fmt: skip
     model = build(config, settings["seed"]).to(device)
@@ -182,11 +190,13 @@ def make_learner(config: Config, settings: dict[str, Any], device: torch.device)
     return EfficientPackNet(model, optimizer, **options)
 
 
-def make_objective(config: Config, device: torch.device) -> Classification:
-    """The library's own, which a saved learner can be made with again, unless passes have a precision."""
+def make_objective(config: Config, device: torch.device, seed: int) -> Classification:
+    """The library's own, which a saved learner can be made with again, unless images go through something first."""
     if config.model == "mlp":
         return Classification("stream" if config.stream == "split" else "task")
-    return Classification() if config.precision == "float32" else InPrecision(config.precision, device)
+    if config.precision == "float32" and not config.shift:
+        return Classification()
+    return OfImages(config.precision, device, config.shift, seed)
 
 
 def downwards(grid: tuple[float, ...]) -> tuple[float, ...]:

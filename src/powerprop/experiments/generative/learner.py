@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from powerprop import data
 from powerprop.continual import STRATEGIES, Elbo, Strategy
 from powerprop.continual.seeds import derived_seed
-from powerprop.experiments.continual.train import equal_rate
 from powerprop.experiments.generative.config import Config
+from powerprop.experiments.harness.rates import equal_rate
 from powerprop.models import TaskVAE, task_vae
 
 WEIGHTS = 0

@@ -35,8 +35,8 @@ PRESETS = {
         every=3, ways=WAYS, **SPEED,
     ),
     "cpu": Config(
-        data=CIFAR10, model=FAST, alphas=(1.0, 1.5, 2.0, 3.0), lrs=(0.2, 0.4, 0.8), seeds=3, steps=3_600, batch=125,
-        init="he_normal", pixels="standard", tolerance=0.01, validation=5_000, points=12, least=0.02,
+        data=CIFAR10, model=FAST, alphas=(1.0, 1.5, 2.0, 3.0), lrs=(0.2, 0.4), magnitude=0.1, seeds=3, steps=4_320,
+        batch=125, init="he_normal", pixels="standard", tolerance=0.01, validation=5_000, points=12, least=0.02,
         band=(0.03, 0.1), every=360, ways=WAYS, **SPEED,
     ),
     "paper": Config(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from powerprop.experiments.harness.checks import check_alphas, check_positive, check_settings, require
+from powerprop.experiments.harness.rates import equal_rate
 from powerprop.experiments.oneshot import pruning
 from powerprop.models.init import INITIALISERS
 from powerprop.train.precision import PRECISIONS
@@ -29,6 +30,7 @@ LEAST = {
     "validation": 1,
     "every": 1,
     "points": 2,
+    "magnitude": 0,
     "momentum": 0,
     "tolerance": 0,
     "weight_decay": 0,
@@ -46,6 +48,8 @@ class Config:
         model: "lenet-300-100", "conv6", "fast-cifar" or "resnet20".
         alphas: powers; 1 is the baseline.
         lrs: candidates of the learning rate; with one there is no tuning.
+        magnitude: the candidates are those of α = 1, and for other powers such that a weight of this size learns
+            equally fast; 0 takes them as they are for all.
         seeds: runs of each arm at its chosen learning rate.
         steps: training steps.
         tuning_seeds: runs of each candidate.
@@ -82,6 +86,7 @@ class Config:
     lrs: tuple[float, ...]
     seeds: int
     steps: int
+    magnitude: float = 0.0
     tuning_seeds: int = 1
     tolerance: float = 0.005
     optimiser: str = "sgd"
@@ -112,7 +117,8 @@ class Config:
         check_alphas(self.alphas)
         check_positive(self, "width")
         require(all(lr > 0 for lr in self.lrs), f"learning rates must be above 0, got {self.lrs}")
-        require(len(set(self.lrs)) == len(self.lrs) > 0, f"learning rates must be different, got {self.lrs}")
+        for rates in (self.lrs, *(self.rates(alpha) for alpha in self.alphas)):
+            require(len(set(rates)) == len(rates) > 0, f"learning rates must be different, got {rates}")
         require(len(set(self.forms)) == len(self.forms) > 0, f"forms must be some, each once, got {self.forms}")
         require(len(set(self.ways)) == len(self.ways) > 0, f"ways must be some, each once, got {self.ways}")
         require(0 <= self.peak < 1, f"peak must be in [0, 1), a fraction of the steps, got {self.peak!r}")
@@ -123,6 +129,12 @@ class Config:
         require(0 < self.least < 1, f"least must be between 0 and 1, got {self.least}")
         low, high = self.band
         require(any(low <= kept <= high for kept in self.grid), f"no point of the grid lies in {self.band}")
+
+    def rates(self, alpha: float) -> tuple[float, ...]:
+        """The candidates of the learning rate of a power; those that are scaled are rounded to two digits."""
+        if not self.magnitude or alpha == 1:
+            return self.lrs
+        return tuple(float(f"{equal_rate(lr, self.magnitude, alpha):.2g}") for lr in self.lrs)
 
     @property
     def grid(self) -> list[float]:

@@ -27,7 +27,7 @@ from powerprop.experiments.oneshot.measured import (
 )
 from powerprop.experiments.oneshot.pruning import GLOBAL, RECALIBRATED
 from powerprop.experiments.oneshot.train import SEEN, SURVIVORS, arms
-from powerprop.experiments.oneshot.tuning import tuning_score
+from powerprop.experiments.oneshot.tuning import Score, tuning_score
 from powerprop.report import (
     Column,
     Curve,
@@ -205,10 +205,10 @@ def weights_row(m: Measured) -> list[str | Mean]:
 def tuning_section(config: Config, results: Results, measured: Sequence[Measured]) -> Section:
     rows = []
     for m in measured:
-        scores = [tuning_score(config, m.arm, lr, results) for lr in config.lrs]
-        shown = (f"{score.mean:.2%} (dense {score.dense:.2%})" if score else "diverged" for score in scores)
-        rows.append([m.label, *shown, f"{m.lr:g}"])
-    columns = ["", *(f"lr {lr:g}" for lr in config.lrs), "chosen"]
+        scores = {lr: tuning_score(config, m.arm, lr, results) for lr in config.rates(m.arm.alpha)}
+        rows.append([m.label, *(candidate(config, lr, score) for lr, score in scores.items()), f"{m.lr:g}"])
+    scaled = " at α = 1" if config.magnitude else ""
+    columns = ["", *(f"lr {lr:g}{scaled}" for lr in config.lrs), "chosen"]
     text = (
         f"The learning rate of each row, the baseline included, is chosen on the last {config.validation:,} training "
         "images, which are not trained on: among the candidates whose dense accuracy is within "
@@ -216,16 +216,24 @@ def tuning_section(config: Config, results: Results, measured: Sequence[Measured
         f"grid of {config.points} fractions kept, the dense network included, and over {config.tuning_seeds} tuning "
         f"{'seed' if config.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
     )
+    if config.magnitude:
+        text += f" The candidates of a power are such that a weight of size {config.magnitude:g} learns equally fast."
     passed_over = better_pruned(config, results, measured)
     note = f"\n\nPassed over for their dense accuracy, though they prune better: {passed_over}." if passed_over else ""
     return Section("Choice of the learning rate", text + note, (), [Table("Validation score", columns, rows)])
+
+
+def candidate(config: Config, lr: float, score: Score | None) -> str:
+    """What a candidate came to; its rate, too, where that is not the column's."""
+    found = f"{score.mean:.2%} (dense {score.dense:.2%})" if score else "diverged"
+    return f"{lr:g}: {found}" if config.magnitude else found
 
 
 def frontier_section(config: Config, results: Results, figures: Path) -> Section:
     """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
     points, band = [], band_points(config)
     for arm in arms(config):
-        for lr in config.lrs:
+        for lr in config.rates(arm.alpha):
             runs = tried(config, arm, lr, results)
             if runs:
                 dense = 100 * fmean(run.test[-1] for run in runs)
@@ -248,7 +256,8 @@ def better_pruned(config: Config, results: Results, measured: Sequence[Measured]
     """The candidates with a better mean over the grid than the one chosen."""
     found = []
     for m in measured:
-        scores = {lr: score for lr in config.lrs if (score := tuning_score(config, m.arm, lr, results))}
+        rates = config.rates(m.arm.alpha)
+        scores = {lr: score for lr in rates if (score := tuning_score(config, m.arm, lr, results))}
         found += [f"{m.label} at {lr:g}" for lr, score in scores.items() if score.mean > scores[m.lr].mean]
     return ", ".join(found)
 
@@ -300,7 +309,8 @@ def summary(
 
 
 def _arm_summary(config: Config, results: Results, m: Measured, points: Sequence[int]) -> dict[str, Any]:
-    scores = {lr: tuning_score(config, m.arm, lr, results) for lr in config.lrs} if len(config.lrs) > 1 else {}
+    rates = config.rates(m.arm.alpha)
+    scores = {lr: tuning_score(config, m.arm, lr, results) for lr in rates} if len(rates) > 1 else {}
     tuning = {f"{lr:g}": score._asdict() if score else "diverged" for lr, score in scores.items()}
     return {
         "label": m.label, "alpha": m.arm.alpha, "form": m.arm.form, "lr": m.lr, "tuning": tuning,

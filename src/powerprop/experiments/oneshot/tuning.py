@@ -19,7 +19,8 @@ from powerprop.experiments.oneshot.train import Arm, arms
 
 def jobs(config: Config, results: Results) -> list[Job]:
     """First the tuning jobs; when they are done, also all seeds at the learning rates chosen."""
-    tuning = [arm.job(lr, seed) for arm in arms(config) for lr in config.lrs for seed in range(config.tuning_seeds)]
+    seeds = range(config.tuning_seeds)
+    tuning = [arm.job(lr, seed) for arm in arms(config) for lr in config.rates(arm.alpha) for seed in seeds]
     if len(config.lrs) > 1 and any(job.key not in results for job in tuning):
         return tuning
     final = [job for arm in arms(config) for job in final_jobs(config, arm, results)]
@@ -34,11 +35,12 @@ def final_jobs(config: Config, arm: Arm, results: Results) -> list[Job]:
 
 def chosen_lr(config: Config, arm: Arm, results: Results) -> float:
     """The best score among the candidates whose dense accuracy is within `tolerance` of the best dense one."""
-    if len(config.lrs) == 1:
-        return config.lrs[0]
-    scores = {lr: score for lr in config.lrs if (score := tuning_score(config, arm, lr, results))}
+    rates = config.rates(arm.alpha)
+    if len(rates) == 1:
+        return rates[0]
+    scores = {lr: score for lr in rates if (score := tuning_score(config, arm, lr, results))}
     if not scores:
-        raise RunError(f"training diverged at every learning rate of {config.lrs} for alpha = {arm.alpha:g}")
+        raise RunError(f"training diverged at every learning rate of {rates} for alpha = {arm.alpha:g}")
     enough = max(score.dense for score in scores.values()) - config.tolerance
     return max((lr for lr in scores if scores[lr].dense >= enough), key=lambda lr: scores[lr].mean)
 

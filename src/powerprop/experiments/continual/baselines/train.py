@@ -30,9 +30,9 @@ from powerprop.experiments.continual.baselines.protocol import (
 )
 from powerprop.experiments.continual.baselines.published import CLASS
 from powerprop.experiments.continual.tasklog import TaskLog
-from powerprop.experiments.continual.train import equal_rate
 from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.parallel import Progress
+from powerprop.experiments.harness.rates import equal_rate
 from powerprop.train import MetricsLog, NonFiniteError
 from powerprop.train.distributed import local_device
 from powerprop.train.precision import products_in
