@@ -100,9 +100,17 @@ def run_note(config: Config) -> str:
     tested = f"the first {config.test:,} test images of a task" if config.test else "all test images"
     steps = f"{config.steps:,} training and {config.retrain_steps:,} retraining steps per task"
     gamma = "; ".join(_method_note(config, method) for method in config.methods if method in BY_VALIDATION)
-    sentences = [*([gamma] if gamma else []), *precision_text(config)]
+    sentences = [*([gamma] if gamma else []), *optimiser_text(config), *precision_text(config)]
     run = f"This run: {config.tasks} tasks, {steps} of {config.batch} images, {seeds}, {tested}."
     return " ".join([run, *(f"{each}." for each in sentences)])
+
+
+def optimiser_text(config: Config) -> list[str]:
+    """A sentence where training is not plain SGD on images as they are."""
+    momentum = [f"SGD has a momentum of {config.momentum:g}"] if config.momentum else []
+    moved = f"training images are moved by up to {config.shift} pixels and half of them mirrored"
+    text = ", ".join([*momentum, *([moved] if config.shift else [])])
+    return [text[0].upper() + text[1:]] if text else []
 
 
 def precision_text(config: Config) -> list[str]:
@@ -115,11 +123,17 @@ def precision_text(config: Config) -> list[str]:
 def _method_note(config: Config, method: str) -> str:
     """How a method was set, in the words of the table."""
     if method == "efficient-packnet":
-        return f"EPN, the algorithm as published: γ = {config.gamma:g}, pruned at once, reusing all weights"
+        gamma = _chosen_or(config, config.gamma)
+        return f"EPN, the algorithm as published: {gamma}, pruned at once, reusing all weights"
     how = f"pruned at most {config.prunings} times more, {config.pruning_steps} steps apart" if config.prunings else ""
     reused = "all weights" if config.reuse == "all" else "the output layer of earlier tasks alone"
     capped = f", at most {config.share:.2%} of a layer for a task" if config.share < 1 else ""
-    return f"Frugal EPN: γ = {config.frugal_gamma:g}, {how or 'pruned at once'}, reusing {reused}{capped}"
+    return f"Frugal EPN: {_chosen_or(config, config.frugal_gamma)}, {how or 'pruned at once'}, reusing {reused}{capped}"
+
+
+def _chosen_or(config: Config, gamma: float) -> str:
+    """A γ, unless candidates have each their own."""
+    return "γ as chosen below" if any("gamma=" in each for each in config.candidates) else f"γ = {gamma:g}"
 
 
 def main_table(config: Config, measured: Sequence[Measured], story: Story, diverged: int) -> Table:

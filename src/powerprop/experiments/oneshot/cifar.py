@@ -52,6 +52,7 @@ STORY = Story(
     intro="The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, "
     "without retraining.",
     printed="gains of up to 33 points (whole network, 100,000 steps)",
+    full=PRESETS["paper"],
 )
 
 EXPERIMENT = oneshot_experiment(

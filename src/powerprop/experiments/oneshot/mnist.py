@@ -36,6 +36,7 @@ STORY = Story(
     paper="Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
     intro="Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
     "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
+    full=PRESETS["paper"],
 )
 
 EXPERIMENT = oneshot_experiment(

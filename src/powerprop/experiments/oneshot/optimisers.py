@@ -35,6 +35,7 @@ STORY = Story(
     intro="Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
     "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual targets), it "
     "does not.",
+    full=PRESETS["paper"],
 )
 
 EXPERIMENT = oneshot_experiment(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.data import Part
+from powerprop.experiments.harness.images import AT_ONCE
 from powerprop.masks import Masks
 from powerprop.recalibrate import recalibrate
 from powerprop.select import select
@@ -24,8 +25,6 @@ measured again on training images."""
 
 NEAR_ZERO = 1e-3
 """Weights of smaller magnitude are counted as near zero."""
-AT_ONCE = 125
-"""Images that are measured together: what convolutions make of 1,000 leaves the cache, and takes 1.8 times as long."""
 
 
 def kept_grid(points: int, least: float) -> list[float]:

@@ -51,11 +51,16 @@ COLUMNS_AT = (0.05, 0.02)
 
 @dataclass(frozen=True)
 class Story:
-    """The words of a report; `printed` is what the paper says of the gain, for the headline."""
+    """The words of a report.
+
+    full: the settings of the paper, which a shortened run is shown beside.
+    printed: what the paper says of the gain, for the headline.
+    """
 
     title: str
     paper: str
     intro: str
+    full: Config
     printed: str = "shown in a figure, no value printed"
 
 
@@ -76,20 +81,26 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
         sections.append(tuning_section(config, results, measured))
         sections.append(frontier_section(config, results, figures))
     page = run_page(
-        out, config, story.title, f"{story.intro}\n\n{run_note(config)}", story.paper, sections,
+        out, config, story.title, f"{story.intro}\n\n{run_note(config, story.full)}", story.paper, sections,
         stats(config, measured, best, points), headline(config, measured, best, story),
     )  # fmt: skip
     return Findings(page, table, summary(config, results, measured, best, points))
 
 
-def run_note(config: Config) -> str:
-    """What this run did, for a reader who will compare it with the paper."""
+def run_note(config: Config, full: Config) -> str:
+    """What this run did, and what is shortened in it, for a reader who will compare it with the paper."""
+    run = f"This run: {extent(config)}{f', passes in {config.precision}' if config.precision != 'float32' else ''}."
+    return run if config == full else f"{run} In full (preset `paper`): {extent(full)}."
+
+
+def extent(config: Config) -> str:
+    """The network and how much of a training it gets."""
     width = f" with {config.width:g} times the channels" if config.width != 1 else ""
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     measured = f"the first {config.test:,} test images" if config.test else "all test images"
     trained = f" of the first {config.train:,}" if config.train else ""
     steps = f"{config.steps:,} steps of {config.batch} images{trained}"
-    return f"This run: {config.model}{width}, {steps}, {seeds}, {measured}."
+    return f"{config.model}{width}, {steps}, {seeds}, {measured}"
 
 
 def main_table(config: Config, measured: Sequence[Measured], points: Sequence[int]) -> Table:

@@ -26,7 +26,7 @@ from powerprop.experiments.oneshot.config import Config
 from powerprop.files import replacing
 from powerprop.optim import Powerprop
 from powerprop.reparam import fold, reparametrize
-from powerprop.train import MetricsLog, NonFiniteError, evaluate, fit
+from powerprop.train import MetricsLog, NonFiniteError, fit
 from powerprop.train.distributed import local_device
 from powerprop.train.precision import Precision
 
@@ -101,6 +101,7 @@ def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folde
     """Train to the last step, from the checkpoint in the folder if there is one."""
     optimizer = make_optimizer(config, model, job.settings["alpha"], job.settings["form"], job.settings["lr"])
     generator = torch.Generator().manual_seed(job.settings["seed"])
+    precision = Precision(config.precision, next(model.parameters()).device.type)
     batches = data.Batches(*splits.train, config.batch, generator, None if flat(config) else images.moved(config.shift))
     with MetricsLog(folder / "metrics.jsonl") as log:
         fit(
@@ -110,11 +111,11 @@ def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folde
             config.steps,
             loss=partial(cross_entropy, label_smoothing=config.label_smoothing),
             schedule=(lambda step: triangle(step / config.steps, config.peak)) if config.peak else None,
-            precision=Precision(config.precision, next(model.parameters()).device.type),
+            precision=precision,
             checkpoint=folder / "checkpoint.pt",
             checkpoint_every=config.every,
             log=log,
-            evaluate=lambda model: {"accuracy": evaluate(model, *splits.validation).accuracy},
+            evaluate=lambda model: {"accuracy": images.accuracy_in(precision, model, splits.validation)},
             eval_every=config.every,
             progress=lambda step, values: progress(step / config.steps, {"step": step, **values}),
         )

@@ -95,6 +95,7 @@ def train(
 ) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one; cosine schedule."""
     generator = torch.Generator().manual_seed(settings["seed"])
+    precision = Precision(config.precision, next(model.parameters()).device.type)
     augment = images.moved(config.shift) if TASKS[config.task].convolutions else None
     batches = data.Batches(*splits.train, config.batch, generator, augment)
     with MetricsLog(folder / "metrics.jsonl") as log:
@@ -104,12 +105,12 @@ def train(
             batches,
             steps,
             loss=partial(cross_entropy, label_smoothing=config.label_smoothing),
-            precision=Precision(config.precision, next(model.parameters()).device.type),
+            precision=precision,
             schedule=lambda step: rate(step / steps, config.warmup),
             checkpoint=folder / "checkpoint.pt",
             checkpoint_every=config.every,
             log=log,
-            evaluate=lambda model: {"accuracy": evaluate(model, *splits.validation).accuracy},
+            evaluate=lambda model: {"accuracy": images.accuracy_in(precision, model, splits.validation)},
             eval_every=config.every,
             progress=lambda step, values: progress(step / steps, {"step": step, **values}),
         )
@@ -130,8 +131,8 @@ def measure(
     flops = count_flops(model, tuple(splits.test.x.shape[1:]))
     method = optimizer.sparsify if isinstance(optimizer.sparsify, Method) else None
     return {
-        "test": evaluate(model, *splits.test).accuracy,
-        "validation": evaluate(model, *splits.validation).accuracy,
+        "test": evaluate(model, *splits.test, batch=images.AT_ONCE).accuracy,
+        "validation": evaluate(model, *splits.validation, batch=images.AT_ONCE).accuracy,
         "kept": counts,
         "asked": asked(masks, settings, layer_rules(config, settings["distribution"])),
         "sparsity": masks.sparsity(),
