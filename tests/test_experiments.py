@@ -21,10 +21,11 @@ from powerprop.experiments.harness.experiment import Job, RunError
 from powerprop.experiments.harness.folder import locked, prepare
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.oneshot import pruning
+from powerprop.experiments.oneshot.config import Candidate, Config
 from powerprop.experiments.oneshot.measured import best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.mnist import PRESETS
-from powerprop.experiments.oneshot.train import Arm, Config, arms, load_splits, make_optimizer, triangle
-from powerprop.experiments.oneshot.tuning import chosen_lr, jobs, tuning_score
+from powerprop.experiments.oneshot.train import Arm, arms, load_splits, make_optimizer, triangle
+from powerprop.experiments.oneshot.tuning import chosen, jobs, tuning_score
 from powerprop.files import read_sealed_json, write_sealed_json
 from powerprop.train import NonFiniteError
 
@@ -190,31 +191,45 @@ def test_tuning_first_then_all_seeds_at_the_chosen_rate() -> None:
     assert [job.key for job in jobs(SMALL, results)][4:] == ["alpha1-lr0.1-seed1", "alpha2-lr0.5-seed1"]
 
 
-def test_candidates_at_which_a_weight_of_some_size_learns_equally_fast() -> None:
+def test_candidates_at_which_a_weight_of_some_size_learns_and_decays_equally_fast() -> None:
     config = replace(SMALL, lrs=(0.1, 0.4), magnitude=0.1)
-    assert config.rates(1.0) == (0.1, 0.4)
-    assert config.rates(2.0) == (0.25, 1.0)  # lr / (α²|w|) = 0.1 / 0.4 and 0.4 / 0.4
+    assert config.candidates(1.0) == ((0.1, 0), (0.4, 0))
+    assert config.candidates(2.0) == ((0.25, 0), (1.0, 0))  # lr / (α²|w|) = 0.1 / 0.4 and 0.4 / 0.4
     assert [job.settings["lr"] for job in jobs(config, {})] == [0.1, 0.4, 0.25, 1.0]
-    with pytest.raises(ValueError, match=r"learning rates must be different, got \(0\.25, 0\.25\)"):
-        replace(config, lrs=(0.1, 0.1001))
+    decayed = replace(config, lrs=(0.1, 0.1), decays=(5e-4, 1e-3), weight_decay=5e-4)
+    assert decayed.candidates(2.0) == ((0.25, 5e-4), (0.25, 1e-3))  # the wrapper decays w as it is
+    direct = replace(decayed, forms=("direct",))
+    assert direct.candidates(1.0) == ((0.1, 5e-4), (0.1, 1e-3))
+    assert direct.candidates(2.0) == (
+        (0.25, 1e-4),
+        (0.25, 2e-4),
+    )
+    phi = 0.1**0.5  # decays by lr·λ·φ, and w = φ² by 2φ times that
+    assert 0.25 * 1e-4 * phi * 2 * phi == pytest.approx(0.1 * 5e-4 * 0.1)
+    assert [job.key for job in jobs(direct, {})] == [
+        "alpha1-lr0.1-seed0",
+        "alpha1-lr0.1-decay0.001-seed0",
+        "direct-alpha2-lr0.25-decay0.0001-seed0",
+        "direct-alpha2-lr0.25-decay0.0002-seed0",
+    ]
 
 
 def test_a_rate_that_spoils_the_dense_network_is_passed_over() -> None:
     arm = Arm(1.0, "targets")
     results = {"alpha1-lr0.1-seed0": result([0.1, 0.5, 0.98]), "alpha1-lr0.5-seed0": result([0.6, 0.9, 0.974])}
-    assert tuning_score(SMALL, arm, 0.5, results) == pytest.approx(((0.6 + 0.9 + 0.974) / 3, 0.974))
-    assert chosen_lr(SMALL, arm, results) == 0.1
-    assert chosen_lr(replace(SMALL, tolerance=0.007), arm, results) == 0.5
+    assert tuning_score(SMALL, arm, Candidate(0.5, 0.0), results) == pytest.approx(((0.6 + 0.9 + 0.974) / 3, 0.974))
+    assert chosen(SMALL, arm, results).lr == 0.1
+    assert chosen(replace(SMALL, tolerance=0.007), arm, results).lr == 0.5
 
 
 def test_diverged_candidates_are_not_chosen() -> None:
     arm = Arm(1.0, "targets")
     bad = {"diverged": "the loss is nan"}
     results: dict[str, dict[str, Any]] = {"alpha1-lr0.1-seed0": bad, "alpha1-lr0.5-seed0": result([0.1, 0.1, 0.1])}
-    assert chosen_lr(SMALL, arm, results) == 0.5
+    assert chosen(SMALL, arm, results).lr == 0.5
     results["alpha1-lr0.5-seed0"] = bad
-    with pytest.raises(RunError, match=r"diverged at every learning rate of \(0\.1, 0\.5\) for alpha = 1"):
-        chosen_lr(SMALL, arm, results)
+    with pytest.raises(RunError, match=r"diverged at every learning rate of 0\.1, 0\.5 for alpha = 1"):
+        chosen(SMALL, arm, results)
 
 
 def test_one_candidate_needs_no_tuning() -> None:
@@ -260,6 +275,9 @@ def test_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"alphas": (float("nan"),)}, "alphas must be finite, got nan"),
         ({"alphas": ()}, r"alphas must be some, each once, got \(\)"),
         ({"lrs": (0.1, 0.1)}, r"learning rates must be different, got \(0\.1, 0\.1\)"),
+        ({"lrs": (0.1, 0.1001), "magnitude": 0.1}, r"learning rates must be different, got \(0\.1, 0\.1001\)"),
+        ({"lrs": (0.1, 0.5), "decays": (1e-4,)}, r"decays must be as many as the 2 learning rates, or none, got \("),
+        ({"lrs": (0.1,), "decays": (-1e-4,)}, r"decays must not be negative, got \(-0\.0001,\)"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"optimiser": "lion"}, "optimiser must be one of sgd, adam, got 'lion'"),
         ({"model": "vgg"}, "model must be one of lenet-300-100, conv6, fast-cifar, resnet20, got 'vgg'"),
@@ -296,6 +314,8 @@ def test_optimisers() -> None:
     adam = make_optimizer(replace(SMALL, optimiser="adam"), direct, 2.0, "direct", 0.1)
     assert type(adam) is torch.optim.Adam
     assert "0.parametrizations.weight.original" in dict(direct.named_parameters())
+    decayed = make_optimizer(replace(SMALL, weight_decay=5e-4), net(), 2.0, "direct", 0.1, 1e-4)
+    assert decayed.param_groups[0]["weight_decay"] == 1e-4
 
 
 # --- pruning, by hand ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from powerprop.experiments.harness.checks import check_alphas, check_positive, check_settings, require
 from powerprop.experiments.harness.rates import equal_rate
@@ -39,6 +40,13 @@ LEAST = {
 }
 
 
+class Candidate(NamedTuple):
+    """What a network may be trained with."""
+
+    lr: float
+    decay: float
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings of a one-shot pruning experiment.
@@ -48,14 +56,16 @@ class Config:
         model: "lenet-300-100", "conv6", "fast-cifar" or "resnet20".
         alphas: powers; 1 is the baseline.
         lrs: candidates of the learning rate; with one there is no tuning.
-        magnitude: the candidates are those of α = 1, and for other powers such that a weight of this size learns
-            equally fast; 0 takes them as they are for all.
+        decays: the weight decay of each of these candidates; without any it is `weight_decay` for all.
+        magnitude: the candidates are those of α = 1, and for other powers such that a weight of this size learns, and
+            on φ directly decays, equally fast; 0 takes them as they are for all.
         seeds: runs of each arm at its chosen learning rate.
         steps: training steps.
         tuning_seeds: runs of each candidate.
         tolerance: what the dense accuracy of the chosen learning rate may lack to the best candidate's.
         optimiser: "sgd" or "adam".
-        forms: how α > 1 is trained: "targets" (the Powerprop wrapper), "direct" (the optimiser sees φ).
+        forms: how α > 1 is trained: "targets" (the Powerprop wrapper), "direct" (the optimiser sees φ, and decays it:
+            λφ²/2 is a penalty of λ|w|^(2/α)/2, for α = 2 that of the lasso).
         momentum: of SGD.
         nesterov: look ahead along the momentum.
         weight_decay: of the optimiser.
@@ -86,6 +96,7 @@ class Config:
     lrs: tuple[float, ...]
     seeds: int
     steps: int
+    decays: tuple[float, ...] = ()
     magnitude: float = 0.0
     tuning_seeds: int = 1
     tolerance: float = 0.005
@@ -117,8 +128,13 @@ class Config:
         check_alphas(self.alphas)
         check_positive(self, "width")
         require(all(lr > 0 for lr in self.lrs), f"learning rates must be above 0, got {self.lrs}")
-        for rates in (self.lrs, *(self.rates(alpha) for alpha in self.alphas)):
-            require(len(set(rates)) == len(rates) > 0, f"learning rates must be different, got {rates}")
+        require(all(decay >= 0 for decay in self.decays), f"decays must not be negative, got {self.decays}")
+        fits = len(self.decays) in (0, len(self.lrs))
+        require(fits, f"decays must be as many as the {len(self.lrs)} learning rates, or none, got {self.decays}")
+        for alpha in self.alphas:
+            tried = self.candidates(alpha)
+            text = self.lrs if not self.decays else tuple(zip(self.lrs, self.decays, strict=True))
+            require(len(set(tried)) == len(tried) > 0, f"learning rates must be different, got {text}")
         require(len(set(self.forms)) == len(self.forms) > 0, f"forms must be some, each once, got {self.forms}")
         require(len(set(self.ways)) == len(self.ways) > 0, f"ways must be some, each once, got {self.ways}")
         require(0 <= self.peak < 1, f"peak must be in [0, 1), a fraction of the steps, got {self.peak!r}")
@@ -130,13 +146,25 @@ class Config:
         low, high = self.band
         require(any(low <= kept <= high for kept in self.grid), f"no point of the grid lies in {self.band}")
 
-    def rates(self, alpha: float) -> tuple[float, ...]:
-        """The candidates of the learning rate of a power; those that are scaled are rounded to two digits."""
+    def candidates(self, alpha: float) -> tuple[Candidate, ...]:
+        """What is tried for a power; what is scaled for it is rounded to two digits.
+
+        A weight of size m decays by λm a step without, and by λm^(2/α-1)/α of φ with the power.
+        """
+        decays = self.decays or (self.weight_decay,) * len(self.lrs)
+        pairs = [Candidate(lr, decay) for lr, decay in zip(self.lrs, decays, strict=True)]
         if not self.magnitude or alpha == 1:
-            return self.lrs
-        return tuple(float(f"{equal_rate(lr, self.magnitude, alpha):.2g}") for lr in self.lrs)
+            return tuple(pairs)
+        scale = equal_rate(1.0, self.magnitude, alpha)
+        of_phi = 1 / (alpha * scale) if self.forms == ("direct",) else 1.0
+        return tuple(Candidate(two_digits(scale * lr), two_digits(of_phi * decay)) for lr, decay in pairs)
 
     @property
     def grid(self) -> list[float]:
         """The fractions of weights kept."""
         return pruning.kept_grid(self.points, self.least)
+
+
+def two_digits(value: float) -> float:
+    """The number as it stands in the name of a job."""
+    return float(f"{value:.2g}")

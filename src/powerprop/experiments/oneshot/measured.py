@@ -10,20 +10,24 @@ import numpy as np
 
 from powerprop.experiments.harness.experiment import Results
 from powerprop.experiments.harness.typed import Diverged, result_of
-from powerprop.experiments.oneshot.config import FORMS, Config
+from powerprop.experiments.oneshot.config import FORMS, Candidate, Config
 from powerprop.experiments.oneshot.results import Pruned
 from powerprop.experiments.oneshot.train import Arm
-from powerprop.experiments.oneshot.tuning import final_jobs
+from powerprop.experiments.oneshot.tuning import chosen, final_jobs
 from powerprop.report import Curve, Mean
 
 
 @dataclass(frozen=True)
 class Measured:
-    """An arm at its chosen learning rate: the results of its seeds, without those that diverged."""
+    """An arm with its chosen candidate: the results of its seeds, without those that diverged.
+
+    plain: drawn as the lesser of two forms of the same power.
+    """
 
     arm: Arm
     label: str
-    lr: float
+    chosen: Candidate
+    plain: bool
     keys: list[str]
     runs: list[Pruned]
     diverged: int
@@ -54,21 +58,23 @@ class Measured:
         return self._curve(x, [run.overlap for run in self.runs])
 
     def _curve(self, x: list[float], values: list[list[float]]) -> Curve:
-        return Curve(self.label, self.arm.alpha, x, values, plain=self.arm.form == "direct")
+        return Curve(self.label, self.arm.alpha, x, values, plain=self.plain)
 
 
 def measure(config: Config, arm: Arm, results: Results) -> Measured:
-    """The seeds of an arm at its chosen learning rate."""
+    """The seeds of an arm with its chosen candidate."""
     jobs = final_jobs(config, arm, results)
+    plain = arm.form == "direct" and len(config.forms) > 1
     found = {job.key: result_of(Pruned, results, job.key) for job in jobs}
     good = {key: run for key, run in found.items() if not isinstance(run, Diverged)}
     lost = len(found) - len(good)
-    return Measured(arm, label(config, arm), jobs[0].settings["lr"], list(good), list(good.values()), lost)
+    best = chosen(config, arm, results)
+    return Measured(arm, label(config, arm), best, plain, list(good), list(good.values()), lost)
 
 
-def tried(config: Config, arm: Arm, lr: float, results: Results) -> list[Pruned]:
-    """The runs of an arm at a learning rate, chosen or not: every seed that was trained and did not diverge."""
-    keys = [arm.job(lr, seed).key for seed in range(max(config.seeds, config.tuning_seeds))]
+def tried(config: Config, arm: Arm, candidate: Candidate, results: Results) -> list[Pruned]:
+    """The runs of an arm with a candidate, chosen or not: every seed that was trained and did not diverge."""
+    keys = [arm.job(config, candidate, seed).key for seed in range(max(config.seeds, config.tuning_seeds))]
     found = [result_of(Pruned, results, key) for key in keys if key in results]
     return [run for run in found if not isinstance(run, Diverged)]
 
@@ -93,7 +99,7 @@ def best_arm(measured: Sequence[Measured]) -> Measured | None:
 
 def nearest_to_four(measured: Sequence[Measured]) -> Measured | None:
     """The arm whose α is nearest to 4, the one that the paper shows in figure 2d."""
-    candidates = [m for m in measured if m.arm.alpha > 1 and m.arm.form == "targets"]
+    candidates = [m for m in measured if m.arm.alpha > 1 and not m.plain]
     return min(candidates, key=lambda m: abs(m.arm.alpha - 4), default=None)
 
 

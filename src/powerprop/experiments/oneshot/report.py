@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
-from powerprop.experiments.oneshot.config import Config
+from powerprop.experiments.oneshot.config import Candidate, Config
 from powerprop.experiments.oneshot.measured import (
     Measured,
     band_points,
@@ -107,16 +107,21 @@ def main_table(config: Config, measured: Sequence[Measured], points: Sequence[in
     """One row per arm: accuracy dense, at a few fractions kept, and averaged over the band."""
     at = sorted({nearest(config, kept) for kept in COLUMNS_AT}, reverse=True)
     columns: list[str | Column] = [
-        "", "lr", Column("dense", "max", 2, percent=True),
+        "", "lr", *(["decay"] if config.decays else []), Column("dense", "max", 2, percent=True),
         *(Column(f"{config.grid[i]:.1%} kept", "max", 1, percent=True) for i in at),
         Column(f"{100 * config.band[0]:g}–{100 * config.band[1]:g}% kept", "max", 1, percent=True),
     ]  # fmt: skip
     rows: list[list[str | Mean]] = [
-        [m.label, f"{m.lr:g}", m.dense, *(m.band([i]) for i in at), m.band(points)] for m in measured
+        [m.label, *settings_of(config, m), m.dense, *(m.band([i]) for i in at), m.band(points)] for m in measured
     ]
     lost = sum(m.diverged for m in measured)
     caption = "Test accuracy in percent after one-shot pruning, without retraining; ranges are means over the grid."
     return Table("Accuracy against weights kept", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
+
+
+def settings_of(config: Config, m: Measured) -> list[str]:
+    """What an arm was trained with: the rate, and the decay where there are several."""
+    return [f"{each:g}" for each in (m.chosen if config.decays else m.chosen[:1])]
 
 
 def accuracy_section(config: Config, measured: Sequence[Measured], table: Table, figures: Path) -> Section:
@@ -216,40 +221,49 @@ def weights_row(m: Measured) -> list[str | Mean]:
 def tuning_section(config: Config, results: Results, measured: Sequence[Measured]) -> Section:
     rows = []
     for m in measured:
-        scores = {lr: tuning_score(config, m.arm, lr, results) for lr in config.rates(m.arm.alpha)}
-        rows.append([m.label, *(candidate(config, lr, score) for lr, score in scores.items()), f"{m.lr:g}"])
+        scores = {each: tuning_score(config, m.arm, each, results) for each in config.candidates(m.arm.alpha)}
+        rows.append([m.label, *(shown(config, *each) for each in scores.items()), ", ".join(settings_of(config, m))])
     scaled = " at α = 1" if config.magnitude else ""
-    columns = ["", *(f"lr {lr:g}{scaled}" for lr in config.lrs), "chosen"]
+    columns = ["", *(f"{named(config, each)}{scaled}" for each in config.candidates(1.0)), "chosen"]
     text = (
-        f"The learning rate of each row, the baseline included, is chosen on the last {config.validation:,} training "
+        f"The learning rate{' and the decay' if config.decays else ''} of each row, the baseline included, is chosen "
+        f"on the last {config.validation:,} training "
         "images, which are not trained on: among the candidates whose dense accuracy is within "
         f"{100 * config.tolerance:g} points of the row's best, the one with the best accuracy averaged over the whole "
         f"grid of {config.points} fractions kept, the dense network included, and over {config.tuning_seeds} tuning "
         f"{'seed' if config.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
     )
     if config.magnitude:
-        text += f" The candidates of a power are such that a weight of size {config.magnitude:g} learns equally fast."
+        decays = " and decays" if config.decays and "direct" in config.forms else ""
+        size = f"a weight of size {config.magnitude:g}"
+        text += f" The candidates of a power are such that {size} learns{decays} equally fast."
     passed_over = better_pruned(config, results, measured)
     note = f"\n\nPassed over for their dense accuracy, though they prune better: {passed_over}." if passed_over else ""
     return Section("Choice of the learning rate", text + note, (), [Table("Validation score", columns, rows)])
 
 
-def candidate(config: Config, lr: float, score: Score | None) -> str:
-    """What a candidate came to; its rate, too, where that is not the column's."""
+def named(config: Config, each: Candidate) -> str:
+    """A candidate as a reader sees it."""
+    return f"lr {each.lr:g}" + (f", decay {each.decay:g}" if config.decays else "")
+
+
+def shown(config: Config, each: Candidate, score: Score | None) -> str:
+    """What a candidate came to; the candidate, too, where it is not the column's."""
     found = f"{score.mean:.2%} (dense {score.dense:.2%})" if score else "diverged"
-    return f"{lr:g}: {found}" if config.magnitude else found
+    return f"{named(config, each)}: {found}" if config.magnitude else found
 
 
 def frontier_section(config: Config, results: Results, figures: Path) -> Section:
     """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
     points, band = [], band_points(config)
     for arm in arms(config):
-        for lr in config.rates(arm.alpha):
-            runs = tried(config, arm, lr, results)
+        for each in config.candidates(arm.alpha):
+            runs = tried(config, arm, each, results)
             if runs:
+                decay = f", {each.decay:g}" if config.decays else ""
                 dense = 100 * fmean(run.test[-1] for run in runs)
                 pruned = Mean.of(fmean(run.test[i] for i in band) for run in runs)
-                points.append(Point(f"α = {arm.alpha:g}, {lr:g}", dense, pruned, arm.alpha))
+                points.append(Point(f"α = {arm.alpha:g}, {each.lr:g}{decay}", dense, pruned, arm.alpha))
     text = (
         "Every power with every learning rate that was tried, chosen or not. A higher rate leaves larger weights on "
         "few connections: the network prunes better and is worse dense, whatever α. Where a point of "
@@ -267,9 +281,10 @@ def better_pruned(config: Config, results: Results, measured: Sequence[Measured]
     """The candidates with a better mean over the grid than the one chosen."""
     found = []
     for m in measured:
-        rates = config.rates(m.arm.alpha)
-        scores = {lr: score for lr in rates if (score := tuning_score(config, m.arm, lr, results))}
-        found += [f"{m.label} at {lr:g}" for lr, score in scores.items() if score.mean > scores[m.lr].mean]
+        candidates = config.candidates(m.arm.alpha)
+        scores = {each: score for each in candidates if (score := tuning_score(config, m.arm, each, results))}
+        better = [each for each, score in scores.items() if score.mean > scores[m.chosen].mean]
+        found += [f"{m.label} with {named(config, each)}" for each in better]
     return ", ".join(found)
 
 
@@ -320,11 +335,14 @@ def summary(
 
 
 def _arm_summary(config: Config, results: Results, m: Measured, points: Sequence[int]) -> dict[str, Any]:
-    rates = config.rates(m.arm.alpha)
-    scores = {lr: tuning_score(config, m.arm, lr, results) for lr in rates} if len(rates) > 1 else {}
-    tuning = {f"{lr:g}": score._asdict() if score else "diverged" for lr, score in scores.items()}
+    candidates = config.candidates(m.arm.alpha)
+    scores = {each: tuning_score(config, m.arm, each, results) for each in candidates} if len(candidates) > 1 else {}
+    tuning = {
+        f"{each.lr:g}{f' {each.decay:g}' if config.decays else ''}": score._asdict() if score else "diverged"
+        for each, score in scores.items()
+    }
     return {
-        "label": m.label, "alpha": m.arm.alpha, "form": m.arm.form, "lr": m.lr, "tuning": tuning,
+        "label": m.label, "alpha": m.arm.alpha, "form": m.arm.form, **m.chosen._asdict(), "tuning": tuning,
         "seeds": len(m.runs), "diverged": m.diverged,
         "test": m.accuracy(config.grid).mean.tolist(), "test_std": m.accuracy(config.grid).std.tolist(),
         "overlap": m.overlap(config.grid).mean.tolist(), "dense": m.dense.mean, "band": m.band(points).mean,

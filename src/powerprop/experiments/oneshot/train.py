@@ -22,7 +22,7 @@ from powerprop.experiments.harness.checks import check_images
 from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.oneshot import pruning
-from powerprop.experiments.oneshot.config import Config
+from powerprop.experiments.oneshot.config import Candidate, Config
 from powerprop.files import replacing
 from powerprop.optim import Powerprop
 from powerprop.reparam import fold, reparametrize
@@ -47,18 +47,19 @@ class Arm:
     alpha: float
     form: str
 
-    def job(self, lr: float, seed: int) -> Job:
-        """The training of this arm at a learning rate from a seed."""
+    def job(self, config: Config, tried: Candidate, seed: int) -> Job:
+        """The training of this arm with a candidate from a seed; a decay is named where it is not that of all."""
         start = "direct-" if self.form == "direct" else ""
-        settings = {"alpha": self.alpha, "form": self.form, "lr": lr, "seed": seed}
-        return Job(f"{start}alpha{self.alpha:g}-lr{lr:g}-seed{seed}", settings)
+        own = {"decay": tried.decay} if tried.decay != config.weight_decay else {}
+        settings = {"alpha": self.alpha, "form": self.form, "lr": tried.lr, "seed": seed, **own}
+        decay = f"-decay{tried.decay:g}" if own else ""
+        return Job(f"{start}alpha{self.alpha:g}-lr{tried.lr:g}{decay}-seed{seed}", settings)
 
 
 def arms(config: Config) -> list[Arm]:
     """Every α > 1 in every form; α = 1 is the same in all and runs once."""
-    return [
-        Arm(alpha, form) for form in config.forms for alpha in config.alphas if alpha > 1 or form == config.forms[0]
-    ]
+    every = [Arm(alpha, form if alpha > 1 else "targets") for form in config.forms for alpha in config.alphas]
+    return list(dict.fromkeys(every))
 
 
 def prepare(config: Config) -> None:
@@ -99,7 +100,7 @@ def run_job(config: Config, job: Job, folder: Path, progress: Progress) -> dict[
 
 def train(config: Config, job: Job, model: nn.Module, splits: data.Splits, folder: Path, progress: Progress) -> None:
     """Train to the last step, from the checkpoint in the folder if there is one."""
-    optimizer = make_optimizer(config, model, job.settings["alpha"], job.settings["form"], job.settings["lr"])
+    optimizer = make_optimizer(config, model, **{name: job.settings[name] for name in job.settings if name != "seed"})
     generator = torch.Generator().manual_seed(job.settings["seed"])
     precision = Precision(config.precision, next(model.parameters()).device.type)
     batches = data.Batches(*splits.train, config.batch, generator, None if flat(config) else images.moved(config.shift))
@@ -146,11 +147,13 @@ def build(config: Config, seed: int) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def make_optimizer(config: Config, model: nn.Module, alpha: float, form: str, lr: float) -> Optimizer:
+def make_optimizer(
+    config: Config, model: nn.Module, alpha: float, form: str, lr: float, decay: float | None = None
+) -> Optimizer:
     """SGD or Adam with Powerprop around it, or, in the direct form, over φ itself."""
     if form == "direct":
         reparametrize(model, alpha)
-    options: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay}
+    options: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay if decay is None else decay}
     if config.optimiser == "adam":
         base: Optimizer = Adam(model.parameters(), **options)
     else:
