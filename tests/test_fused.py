@@ -216,7 +216,7 @@ def test_the_kth_smallest_is_that_of_a_sorted_list(values: list[float], nans: in
 
 
 def test_tables_have_the_kernel_s_layout() -> None:
-    assert ITEM.itemsize == 9 * 8 + 5 * 8 + 2 * 8 + 8
+    assert ITEM.itemsize == 9 * 8 + 5 * 8 + 3 * 8 + 8
     assert GROUP.itemsize == 9 * 8
 
 

@@ -1,6 +1,6 @@
 """The hot path: turn the base optimiser's move of a weight into one of φ, in place, and show Ψ(φ) ⊙ active.
 
-    φ += (target - w) · α|φ|^(α-1)   where trainable,      w = Ψ(φ) ⊙ active
+    φ ← (φ + (target - w) · α|φ|^(α-1)) · shrink   where trainable,      w = Ψ(φ) ⊙ active
 
 The pass works chunk by chunk on two buffers that are kept, φ and |φ|^(α-1): fresh large temporaries cost page faults, a
 chunk stays in the cache from its first operation to its last, and |φ|^(α-1) is the slope of the next step as well as
@@ -67,7 +67,7 @@ def confine(tensor: Tensor, chunks: list[Chunk]) -> None:
             keep(part.view(c.weight_bits.dtype), c.trainable)
 
 
-def absorb_power(c: Chunk, alpha: float, decay: tuple[float, float]) -> None:
+def absorb_power(c: Chunk, alpha: float, decay: tuple[float, float], shrink: float) -> None:
     """α > 1. The weight's own memory holds the move, then serves as scratch, before it receives Ψ(φ)."""
     if c.active is None:
         c.weight.addcmul_(c.phi, c.factor, value=-1)  # fused: Ψ(φ)'s rounding counts as a move, see docs/decisions.md
@@ -78,6 +78,9 @@ def absorb_power(c: Chunk, alpha: float, decay: tuple[float, float]) -> None:
     if c.trainable is not None:
         keep(c.weight_bits, c.trainable)
     c.phi.addcmul_(c.factor, c.weight, value=alpha)
+    if shrink != 1:
+        torch.mul(c.phi, shrink - 1, out=c.weight)
+        c.phi.add_(c.weight if c.trainable is None else keep(c.weight_bits, c.trainable).view(c.phi.dtype))
     flush(c.phi, alpha)
     abs_power(c.phi, alpha - 1, c.factor, c.weight)
     torch.mul(c.phi, c.factor, out=c.weight)
@@ -85,7 +88,7 @@ def absorb_power(c: Chunk, alpha: float, decay: tuple[float, float]) -> None:
         keep(c.weight_bits, c.active)
 
 
-def absorb_linear(c: Chunk, alpha: float, decay: tuple[float, float]) -> None:
+def absorb_linear(c: Chunk, decay: tuple[float, float]) -> None:
     """α = 1: θ takes the target where active and trainable, and the move alone where trainable but not active."""
     if c.active is not None:
         _take_off(c.weight, c.phi, c.active, decay)

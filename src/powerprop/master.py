@@ -39,6 +39,7 @@ class Master:
         self.factor: Tensor | None = None
         self.proxy: nn.Parameter | None = None
         self.decay = NO_DECAY
+        self.shrink = 1.0
         self._counted: tuple[weakref.ref[Tensor], int] | None = None
         self._chunks: list[Chunk] | None = None
         self._place: tuple[Any, ...] = ()
@@ -243,9 +244,11 @@ class Master:
                 if c.active is not None:
                     keep(c.weight_bits, c.active)
         else:
-            step = absorb_linear if self.alpha == 1 else absorb_power
             for c in self._cut():
-                step(c, self.alpha, self.decay)
+                if self.alpha == 1:
+                    absorb_linear(c, self.decay)
+                else:
+                    absorb_power(c, self.alpha, self.decay, self.shrink)
         self.publish()
 
     def _cut(self) -> list[Chunk]:

@@ -19,7 +19,7 @@ from powerprop.fused.step import Absorption, OnePass, is_known
 from powerprop.mask_entries import zero_
 from powerprop.masks import Masks
 from powerprop.master import Master
-from powerprop.optim_checks import check_kinds, check_masks, check_weight, check_where, nothing_chosen
+from powerprop.optim_checks import check_decay, check_kinds, check_masks, check_weight, check_where, nothing_chosen
 from powerprop.optim_load import load_state
 from powerprop.optim_state import State, with_parts
 from powerprop.power import check_alpha
@@ -69,6 +69,9 @@ class Powerprop(Optimizer):
         and `AdamW` that pass takes the base optimiser's step as well. None: wherever there is a C compiler, but not in
         a distributed run, whose machines may differ. True: or an error. False: by torch alone. The results are the
         same to rounding; each way by itself is the same to the bit whenever it is run.
+    decay: φ shrinks by lr·decay of itself in every step, past the base optimiser's arithmetic as AdamW's decay does.
+        That penalises |w|^(2/α), for α = 2 the lasso's |w|: weights that are not needed go to zero, where the base
+        optimiser's own decay, which is of w, leaves small ones almost as they are.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Powerprop(Optimizer):
         where: Where | None = None,
         sparsify: Sparsifier | None = None,
         fused: bool | None = None,
+        decay: float = 0.0,
     ) -> None:
         check_kinds(optimizer, model, sparsify, fused)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -97,6 +101,7 @@ class Powerprop(Optimizer):
         self._take_up(first=0)
         if not self.masters:
             raise ValueError(nothing_chosen(model, where))
+        self.decay = check_decay(decay, self.masters)
         self.sparsify = sparsify
         if sparsify is not None:
             sparsify.attach(self)
@@ -161,6 +166,7 @@ class Powerprop(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the base optimiser towards its virtual target, then φ and the model's weights."""
         self._check_alphas()
+        self._shrink()
         if closure is None and self._only_initialises():
             return self._initialise()
         if self.sparsify is not None:
@@ -226,6 +232,19 @@ class Powerprop(Optimizer):
                     f"group {number} was wrapped with alpha={was:g}, which cannot become {alpha!r} later: φ belongs to "
                     f"its α; wrap the base optimiser anew"
                 )
+
+    def _shrink(self) -> None:
+        """What this step leaves of φ, by the learning rate that its group has now."""
+        if not self.decay:
+            return
+        masters = {id(m.param): m for m in self.masters.values()}
+        for number, group in enumerate(self.param_groups):
+            lr = float(group.get("lr", 1.0))
+            if not 0 <= lr * self.decay < 1:
+                text = f"group {number} would lose lr·decay = {lr:g}·{self.decay:g} of φ in a step"
+                raise ValueError(f"{text}, which must be at least 0 and below 1")
+            for master in (masters[id(p)] for p in group["params"] if id(p) in masters):
+                master.shrink = 1 - lr * self.decay
 
     def _only_initialises(self) -> bool:
         """True for the step that `torch.distributed.checkpoint` takes to learn which names the state will have.
@@ -359,7 +378,8 @@ class Powerprop(Optimizer):
         return {**state, "_one_pass": None, "_absorption": None}
 
     def __repr__(self) -> str:
-        return f"Powerprop(alpha={self.alpha:g}, {len(self.masters)} weights, base={self.base!r})"
+        decay = f"decay={self.decay:g}, " if self.decay else ""
+        return f"Powerprop(alpha={self.alpha:g}, {decay}{len(self.masters)} weights, base={self.base!r})"
 
 
 def _is_fused(wanted: bool | None) -> bool:

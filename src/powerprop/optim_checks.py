@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from powerprop.master import Master
 from powerprop.select import Where, name_patterns
 
-__all__ = ["check_kinds", "check_masks", "check_weight", "check_where", "nothing_chosen"]
+__all__ = ["check_decay", "check_kinds", "check_masks", "check_weight", "check_where", "nothing_chosen"]
 
 
 def check_kinds(optimizer: object, model: object, sparsify: object, fused: object = None) -> None:
@@ -26,6 +27,17 @@ def check_kinds(optimizer: object, model: object, sparsify: object, fused: objec
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if sparsify is not None and (isinstance(sparsify, type) or not hasattr(sparsify, "attach")):
         raise TypeError(f"sparsify must be a method such as RigL(sparsity=0.9, steps=10_000), got {sparsify!r}")
+
+
+def check_decay(decay: float, masters: Mapping[str, Master]) -> float:
+    """A decay of φ, which there must be."""
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < math.inf:
+        raise ValueError(f"decay must be a number, at least 0, got {decay!r}")
+    if decay and all(master.alpha == 1 for master in masters.values()):
+        raise ValueError(
+            f"decay is of φ, and alpha = 1 has none: give the base optimiser a weight decay, got {decay:g}"
+        )
+    return float(decay)
 
 
 def check_where(where: Where | None) -> Where | None:

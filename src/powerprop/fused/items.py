@@ -61,6 +61,9 @@ class Items:
         self.addresses = [place for _, place in memory]
         self.weights = [i.weight for i in self.items]
         self.weight_addresses = [w.data_ptr() for w in self.weights]
+        self.shrunk = [n for n, i in enumerate(self.items) if i.master is not None]
+        self.shrinks = [1.0] * len(self.shrunk)
+        self.table["shrink"] = 1.0
         self.decaying = [(n, i.master) for n, i in enumerate(self.items) if i.master and i.master.active is not None]
 
     def hold(self) -> bool:
@@ -75,6 +78,9 @@ class Items:
         """One step of all of them."""
         for number, master in self.decaying:
             self.table["decay_active"][number], self.table["decay_rest"][number] = master.decay
+        shrinks = [m.shrink for m in self.masters]
+        if shrinks != self.shrinks:
+            self.shrinks = self.table["shrink"][self.shrunk] = shrinks
         table, powers, places = self.at
         self.kernel.step(table, len(self.items), groups.ctypes.data, powers, places, len(self.places))
 

@@ -42,6 +42,7 @@ typedef struct {
     const uint8_t *active, *trainable;
     int64_t size, group, power, kind, fresh; /* fresh: the momentum begins with this gradient */
     double decay_active, decay_rest;         /* of θ, past the base optimiser */
+    double shrink;                           /* what is left of φ after its own decay */
     float rate, root;                        /* Adam's rate and 1/√(1 - β₂^t), worked out here once a step */
 } Item;
 
@@ -156,7 +157,7 @@ typedef struct {
     float *restrict weight, *restrict phi;
     const float *restrict move;
     const int32_t *restrict active, *restrict trainable; /* all bits set where the mask is */
-    float alpha, floor, rest, more;                      /* a decay of `rest`·θ, and `more` where it is active */
+    float alpha, floor, rest, more, shrink;              /* a decay of `rest`·θ, and `more` where it is active */
 } View;
 
 /* x where the mask is, else zero, whatever x is; by bits, because compilers turn repeated questions into jumps */
@@ -186,13 +187,13 @@ INLINE void linear(View v, int64_t n) {
     }
 }
 
-/* φ + α|φ|^(α-1)·(target - w), nothing where it is not trained, and zero where the weight would underflow */
+/* φ + α|φ|^(α-1)·(target - w), shrunk, nothing where it is not trained, and zero where the weight would underflow */
 INLINE float moved(View v, int64_t i, float factor) {
     int32_t shown = v.active ? v.active[i] : -1;
     float old = v.phi[i], theta = old * factor;
     float move = v.move[i] + (v.weight[i] - kept(theta, shown));
     if (v.active) move -= decayed(v, theta, shown);
-    float next = old + v.alpha * (factor * move);
+    float next = v.shrink * (old + v.alpha * (factor * move));
     if (v.trainable) next = either(next, old, v.trainable[i]);
     return fabsf(next) <= v.floor ? 0.0f : next;
 }
@@ -267,7 +268,7 @@ static void stretch(const Item *it, const Group *g, const Power *p, int64_t from
         const int32_t *used = widened(it->active, at, active, n);
         const int32_t *trained = it->trainable == it->active ? used : widened(it->trainable, at, trainable, n);
         View v = {it->weight + at, it->phi ? it->phi + at : NULL, move, used, trained, (float)p->alpha, (float)p->floor,
-                  (float)it->decay_rest, (float)(it->decay_active - it->decay_rest)};
+                  (float)it->decay_rest, (float)(it->decay_active - it->decay_rest), (float)it->shrink};
         absorb(v, it, p, at, n);
     }
 }

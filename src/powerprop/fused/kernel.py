@@ -36,7 +36,7 @@ class Rests:
 
 _POINTERS = ("weight", "phi", "factor", "grad", "first", "second", "step", "active", "trainable")
 _WHOLE = ("size", "group", "power", "kind", "fresh")
-_REAL = ("decay_active", "decay_rest")
+_REAL = ("decay_active", "decay_rest", "shrink")
 ITEM = np.dtype(
     [(n, np.int64) for n in (*_POINTERS, *_WHOLE)]
     + [(n, np.float64) for n in _REAL]
