@@ -149,7 +149,7 @@ class Config:
     def candidates(self, alpha: float) -> tuple[Candidate, ...]:
         """What is tried for a power; what is scaled for it is rounded to two digits.
 
-        A weight of size m decays by λm a step without, and by λm^(2/α-1)/α of φ with the power.
+        A decay λ takes lr·λ of w in a step, one of φ takes α·lr(α)·λ(α) of it: the two are made equal.
         """
         decays = self.decays or (self.weight_decay,) * len(self.lrs)
         pairs = [Candidate(lr, decay) for lr, decay in zip(self.lrs, decays, strict=True)]

@@ -90,6 +90,11 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
 def run_note(config: Config, full: Config) -> str:
     """What this run did, and what is shortened in it, for a reader who will compare it with the paper."""
     run = f"This run: {extent(config)}{f', passes in {config.precision}' if config.precision != 'float32' else ''}."
+    if config.forms == ("direct",):
+        run += (
+            " α > 1 is trained on φ directly, so that weight decay is one of φ, a penalty of |w|^(2/α): weights that "
+            "nothing holds go to zero, where a decay of w leaves small ones as they are."
+        )
     return run if config == full else f"{run} In full (preset `paper`): {extent(full)}."
 
 
