@@ -22,7 +22,7 @@ from powerprop.experiments.harness.folder import locked, prepare
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.oneshot import pruning
 from powerprop.experiments.oneshot.config import Candidate, Config
-from powerprop.experiments.oneshot.measured import best_arm, largest_gain, measure
+from powerprop.experiments.oneshot.measured import baseline, best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.mnist import PRESETS
 from powerprop.experiments.oneshot.train import Arm, arms, load_splits, make_optimizer, triangle
 from powerprop.experiments.oneshot.tuning import chosen, jobs, tuning_score
@@ -214,6 +214,32 @@ def test_candidates_at_which_a_weight_of_some_size_learns_and_decays_equally_fas
     ]
 
 
+def test_a_row_of_ordinary_weights_under_a_penalty() -> None:
+    config = replace(SMALL, lrs=(0.1,), lassos=(1e-4, 1e-3), seeds=1)
+    assert arms(config)[-1] == Arm(1.0, "lasso")
+    assert config.candidates(1.0, "lasso") == ((0.1, 1e-4), (0.1, 1e-3))
+    tuning = [job.key for job in jobs(config, {})]
+    assert tuning[-2:] == ["lasso-alpha1-lr0.1-decay0.0001-seed0", "lasso-alpha1-lr0.1-decay0.001-seed0"]
+    results = {key: result([0.1, 0.2, 0.9]) for key in tuning} | {tuning[-1]: result([0.4, 0.5, 0.9])}
+    assert chosen(config, Arm(1.0, "lasso"), results) == (0.1, 1e-3)
+    base, _, penalised = (measure(config, arm, results) for arm in arms(config))
+    assert baseline([base, penalised]) is base
+    assert (penalised.label, penalised.plain) == ("α = 1 with an L1 penalty", True)
+
+
+def test_the_penalty_pulls_every_weight_by_its_sign() -> None:
+    net = nn.Sequential(nn.Linear(2, 1))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[0.5, -0.5]]))
+        net[0].bias.fill_(0.5)
+    optimizer = make_optimizer(SMALL, net, 1.0, "lasso", 0.1, 0.2)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert net[0].weight.tolist() == [pytest.approx([0.5 - 0.1 * 0.2, -0.5 + 0.1 * 0.2])]
+    assert net[0].bias.item() == 0.5
+
+
 def test_a_rate_that_spoils_the_dense_network_is_passed_over() -> None:
     arm = Arm(1.0, "targets")
     results = {"alpha1-lr0.1-seed0": result([0.1, 0.5, 0.98]), "alpha1-lr0.5-seed0": result([0.6, 0.9, 0.974])}
@@ -277,6 +303,7 @@ def test_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"lrs": (0.1, 0.1)}, r"learning rates must be different, got \(0\.1, 0\.1\)"),
         ({"lrs": (0.1, 0.1001), "magnitude": 0.1}, r"learning rates must be different, got \(0\.1, 0\.1001\)"),
         ({"lrs": (0.1, 0.5), "decays": (1e-4,)}, r"decays must be as many as the 2 learning rates, or none, got \("),
+        ({"lassos": (1e-4, 0.0)}, r"lassos must be above 0, each once, got \(0\.0001, 0\.0\)"),
         ({"lrs": (0.1,), "decays": (-1e-4,)}, r"decays must not be negative, got \(-0\.0001,\)"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"optimiser": "lion"}, "optimiser must be one of sgd, adam, got 'lion'"),

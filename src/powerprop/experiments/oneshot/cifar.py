@@ -30,14 +30,15 @@ SPEED: dict[str, Any] = {
 
 PRESETS = {
     "smoke": Config(
-        data=CIFAR10, model=FAST, alphas=(1.0, 2.0), lrs=(0.02, 0.02), decays=(5e-4, 1e-3), magnitude=0.1,
-        forms=("direct",), seeds=1, steps=6, batch=20, init="he_normal", pixels="standard", width=0.125, train=500,
-        validation=100, test=100, points=5, least=0.02, band=(0.03, 0.2), every=3, ways=WAYS, **SPEED,
+        data=CIFAR10, model=FAST, alphas=(1.0, 2.0), lrs=(0.02, 0.02), decays=(5e-4, 1e-3), lassos=(1e-4,),
+        magnitude=0.1, forms=("direct",), seeds=1, steps=6, batch=20, init="he_normal", pixels="standard", width=0.125,
+        train=500, validation=100, test=100, points=5, least=0.02, band=(0.03, 0.2), every=3, ways=WAYS, **SPEED,
     ),
     "cpu": Config(
         data=CIFAR10, model=FAST, alphas=(1.0, 1.5, 2.0, 3.0), lrs=(0.2, 0.4, 0.2), decays=(5e-4, 5e-4, 1e-3),
-        magnitude=0.1, forms=("direct",), seeds=3, steps=4_320, batch=125, init="he_normal", pixels="standard",
-        tolerance=0.01, validation=5_000, points=12, least=0.02, band=(0.03, 0.1), every=360, ways=WAYS, **SPEED,
+        lassos=(5e-5, 1e-4), magnitude=0.1, forms=("direct",), seeds=3, steps=4_320, batch=125, init="he_normal",
+        pixels="standard", tolerance=0.01, validation=5_000, points=12, least=0.02, band=(0.03, 0.1), every=360,
+        ways=WAYS, **SPEED,
     ),
     "paper": Config(
         data=CIFAR10, model=CONV6, alphas=(1.0, 2.0, 3.0, 4.0, 5.0), lrs=(0.0025,), seeds=5, steps=100_000,

@@ -15,6 +15,8 @@ FORMS = {
     "targets": "through virtual targets",
     "direct": "on φ directly",
 }
+LASSO = "lasso"
+"""The form of ordinary weights under a penalty λ|w|."""
 CHOICES = {
     "model": ("lenet-300-100", "conv6", "fast-cifar", "resnet20"),
     "optimiser": ("sgd", "adam"),
@@ -41,7 +43,7 @@ LEAST = {
 
 
 class Candidate(NamedTuple):
-    """What a network may be trained with."""
+    """What a network may be trained with; under a penalty λ|w|, `decay` is λ."""
 
     lr: float
     decay: float
@@ -57,6 +59,8 @@ class Config:
         alphas: powers; 1 is the baseline.
         lrs: candidates of the learning rate; with one there is no tuning.
         decays: the weight decay of each of these candidates; without any it is `weight_decay` for all.
+        lassos: further candidates, of one more row: ordinary weights (α = 1) at the first learning rate with a penalty
+            λ|w| of this strength, beside the weight decay of all.
         magnitude: the candidates are those of α = 1, and for other powers such that a weight of this size learns, and
             on φ directly decays, equally fast; 0 takes them as they are for all.
         seeds: runs of each arm at its chosen learning rate.
@@ -97,6 +101,7 @@ class Config:
     seeds: int
     steps: int
     decays: tuple[float, ...] = ()
+    lassos: tuple[float, ...] = ()
     magnitude: float = 0.0
     tuning_seeds: int = 1
     tolerance: float = 0.005
@@ -129,6 +134,8 @@ class Config:
         check_positive(self, "width")
         require(all(lr > 0 for lr in self.lrs), f"learning rates must be above 0, got {self.lrs}")
         require(all(decay >= 0 for decay in self.decays), f"decays must not be negative, got {self.decays}")
+        fits = all(each > 0 for each in self.lassos) and len(set(self.lassos)) == len(self.lassos)
+        require(fits, f"lassos must be above 0, each once, got {self.lassos}")
         fits = len(self.decays) in (0, len(self.lrs))
         require(fits, f"decays must be as many as the {len(self.lrs)} learning rates, or none, got {self.decays}")
         for alpha in self.alphas:
@@ -146,11 +153,13 @@ class Config:
         low, high = self.band
         require(any(low <= kept <= high for kept in self.grid), f"no point of the grid lies in {self.band}")
 
-    def candidates(self, alpha: float) -> tuple[Candidate, ...]:
-        """What is tried for a power; what is scaled for it is rounded to two digits.
+    def candidates(self, alpha: float, form: str = "targets") -> tuple[Candidate, ...]:
+        """What is tried for a power in a form; what is scaled for it is rounded to two digits.
 
         A decay λ takes lr·λ of w in a step, one of φ takes α·lr(α)·λ(α) of it: the two are made equal.
         """
+        if form == LASSO:
+            return tuple(Candidate(self.lrs[0], each) for each in self.lassos)
         decays = self.decays or (self.weight_decay,) * len(self.lrs)
         pairs = [Candidate(lr, decay) for lr, decay in zip(self.lrs, decays, strict=True)]
         if not self.magnitude or alpha == 1:

@@ -10,7 +10,7 @@ import numpy as np
 
 from powerprop.experiments.harness.experiment import Results
 from powerprop.experiments.harness.typed import Diverged, result_of
-from powerprop.experiments.oneshot.config import FORMS, Candidate, Config
+from powerprop.experiments.oneshot.config import FORMS, LASSO, Candidate, Config
 from powerprop.experiments.oneshot.results import Pruned
 from powerprop.experiments.oneshot.train import Arm
 from powerprop.experiments.oneshot.tuning import chosen, final_jobs
@@ -64,7 +64,7 @@ class Measured:
 def measure(config: Config, arm: Arm, results: Results) -> Measured:
     """The seeds of an arm with its chosen candidate."""
     jobs = final_jobs(config, arm, results)
-    plain = arm.form == "direct" and len(config.forms) > 1
+    plain = arm.form == LASSO or (arm.form == "direct" and len(config.forms) > 1)
     found = {job.key: result_of(Pruned, results, job.key) for job in jobs}
     good = {key: run for key, run in found.items() if not isinstance(run, Diverged)}
     lost = len(found) - len(good)
@@ -81,6 +81,8 @@ def tried(config: Config, arm: Arm, candidate: Candidate, results: Results) -> l
 
 def label(config: Config, arm: Arm) -> str:
     """What the reader sees of an arm."""
+    if arm.form == LASSO:
+        return "α = 1 with an L1 penalty"
     if config.optimiser == "sgd":
         return "baseline (α = 1)" if arm.alpha == 1 else f"α = {arm.alpha:g}"
     return "Adam (α = 1)" if arm.alpha == 1 else f"Adam {FORMS[arm.form]} (α = {arm.alpha:g})"

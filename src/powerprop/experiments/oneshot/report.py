@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
-from powerprop.experiments.oneshot.config import Candidate, Config
+from powerprop.experiments.oneshot.config import LASSO, Candidate, Config
 from powerprop.experiments.oneshot.measured import (
     Measured,
     band_points,
@@ -26,7 +26,7 @@ from powerprop.experiments.oneshot.measured import (
     tried,
 )
 from powerprop.experiments.oneshot.pruning import GLOBAL, RECALIBRATED
-from powerprop.experiments.oneshot.train import SEEN, SURVIVORS, arms
+from powerprop.experiments.oneshot.train import SEEN, SURVIVORS, Arm, arms
 from powerprop.experiments.oneshot.tuning import Score, tuning_score
 from powerprop.report import (
     Column,
@@ -226,8 +226,12 @@ def weights_row(m: Measured) -> list[str | Mean]:
 def tuning_section(config: Config, results: Results, measured: Sequence[Measured]) -> Section:
     rows = []
     for m in measured:
-        scores = {each: tuning_score(config, m.arm, each, results) for each in config.candidates(m.arm.alpha)}
-        rows.append([m.label, *(shown(config, *each) for each in scores.items()), ", ".join(settings_of(config, m))])
+        scores = {
+            each: tuning_score(config, m.arm, each, results) for each in config.candidates(m.arm.alpha, m.arm.form)
+        }
+        found = [shown(config, m.arm, *each) for each in scores.items()]
+        missing = [""] * (len(config.lrs) - len(found))
+        rows.append([m.label, *found, *missing, ", ".join(settings_of(config, m))])
     scaled = " at α = 1" if config.magnitude else ""
     columns = ["", *(f"{named(config, each)}{scaled}" for each in config.candidates(1.0)), "chosen"]
     text = (
@@ -252,23 +256,25 @@ def named(config: Config, each: Candidate) -> str:
     return f"lr {each.lr:g}" + (f", decay {each.decay:g}" if config.decays else "")
 
 
-def shown(config: Config, each: Candidate, score: Score | None) -> str:
+def shown(config: Config, arm: Arm, each: Candidate, score: Score | None) -> str:
     """What a candidate came to; the candidate, too, where it is not the column's."""
     found = f"{score.mean:.2%} (dense {score.dense:.2%})" if score else "diverged"
-    return f"{named(config, each)}: {found}" if config.magnitude else found
+    name = f"λ = {each.decay:g}" if arm.form == LASSO else named(config, each)
+    return f"{name}: {found}" if config.magnitude or arm.form == LASSO else found
 
 
 def frontier_section(config: Config, results: Results, figures: Path) -> Section:
     """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
     points, band = [], band_points(config)
     for arm in arms(config):
-        for each in config.candidates(arm.alpha):
+        for each in config.candidates(arm.alpha, arm.form):
             runs = tried(config, arm, each, results)
             if runs:
                 decay = f", {each.decay:g}" if config.decays else ""
+                name = "L1" if arm.form == LASSO else f"α = {arm.alpha:g}"
                 dense = 100 * fmean(run.test[-1] for run in runs)
                 pruned = Mean.of(fmean(run.test[i] for i in band) for run in runs)
-                points.append(Point(f"α = {arm.alpha:g}, {each.lr:g}{decay}", dense, pruned, arm.alpha))
+                points.append(Point(f"{name}, {each.lr:g}{decay}", dense, pruned, arm.alpha))
     text = (
         "Every power with every learning rate that was tried, chosen or not. A higher rate leaves larger weights on "
         "few connections: the network prunes better and is worse dense, whatever α. Where a point of "
@@ -286,7 +292,7 @@ def better_pruned(config: Config, results: Results, measured: Sequence[Measured]
     """The candidates with a better mean over the grid than the one chosen."""
     found = []
     for m in measured:
-        candidates = config.candidates(m.arm.alpha)
+        candidates = config.candidates(m.arm.alpha, m.arm.form)
         scores = {each: score for each in candidates if (score := tuning_score(config, m.arm, each, results))}
         better = [each for each, score in scores.items() if score.mean > scores[m.chosen].mean]
         found += [f"{m.label} with {named(config, each)}" for each in better]
@@ -340,7 +346,7 @@ def summary(
 
 
 def _arm_summary(config: Config, results: Results, m: Measured, points: Sequence[int]) -> dict[str, Any]:
-    candidates = config.candidates(m.arm.alpha)
+    candidates = config.candidates(m.arm.alpha, m.arm.form)
     scores = {each: tuning_score(config, m.arm, each, results) for each in candidates} if len(candidates) > 1 else {}
     tuning = {
         f"{each.lr:g}{f' {each.decay:g}' if config.decays else ''}": score._asdict() if score else "diverged"

@@ -22,10 +22,11 @@ from powerprop.experiments.harness.checks import check_images
 from powerprop.experiments.harness.experiment import Job
 from powerprop.experiments.harness.parallel import Progress
 from powerprop.experiments.oneshot import pruning
-from powerprop.experiments.oneshot.config import Candidate, Config
+from powerprop.experiments.oneshot.config import LASSO, Candidate, Config
 from powerprop.files import replacing
 from powerprop.optim import Powerprop
 from powerprop.reparam import fold, reparametrize
+from powerprop.select import select
 from powerprop.train import MetricsLog, NonFiniteError, fit
 from powerprop.train.distributed import local_device
 from powerprop.train.precision import Precision
@@ -49,17 +50,17 @@ class Arm:
 
     def job(self, config: Config, tried: Candidate, seed: int) -> Job:
         """The training of this arm with a candidate from a seed; a decay is named where it is not that of all."""
-        start = "direct-" if self.form == "direct" else ""
-        own = {"decay": tried.decay} if tried.decay != config.weight_decay else {}
+        start = "" if self.form == "targets" else f"{self.form}-"
+        own = {"decay": tried.decay} if tried.decay != config.weight_decay or self.form == LASSO else {}
         settings = {"alpha": self.alpha, "form": self.form, "lr": tried.lr, "seed": seed, **own}
         decay = f"-decay{tried.decay:g}" if own else ""
         return Job(f"{start}alpha{self.alpha:g}-lr{tried.lr:g}{decay}-seed{seed}", settings)
 
 
 def arms(config: Config) -> list[Arm]:
-    """Every α > 1 in every form; α = 1 is the same in all and runs once."""
+    """Every α > 1 in every form; α = 1 is the same in all and runs once, and once more if a penalty is asked for."""
     every = [Arm(alpha, form if alpha > 1 else "targets") for form in config.forms for alpha in config.alphas]
-    return list(dict.fromkeys(every))
+    return list(dict.fromkeys([*every, *([Arm(1.0, LASSO)] if config.lassos else [])]))
 
 
 def prepare(config: Config) -> None:
@@ -153,12 +154,27 @@ def make_optimizer(
     """SGD or Adam with Powerprop around it, or, in the direct form, over φ itself."""
     if form == "direct":
         reparametrize(model, alpha)
-    options: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay if decay is None else decay}
+    own = config.weight_decay if decay is None or form == LASSO else decay
+    options: dict[str, Any] = {"lr": lr, "weight_decay": own}
     if config.optimiser == "adam":
         base: Optimizer = Adam(model.parameters(), **options)
     else:
         base = SGD(model.parameters(), momentum=config.momentum, nesterov=config.nesterov, **options)
-    return base if form == "direct" else Powerprop(base, model, alpha)
+    if form == LASSO:
+        penalise(base, model, decay or 0.0)
+    return Powerprop(base, model, alpha) if form == "targets" else base
+
+
+def penalise(optimizer: Optimizer, model: nn.Module, strength: float) -> None:
+    """Add the slope of strength·|w| to the gradient of every weight, before each step."""
+    weights = list(select(model).values())
+
+    def pull(*_: Any) -> None:
+        for weight in weights:
+            if weight.grad is not None:
+                weight.grad.add_(weight.detach().sign(), alpha=strength)
+
+    optimizer.register_step_pre_hook(pull)
 
 
 def triangle(done: float, peak: float) -> float:

@@ -19,12 +19,13 @@ from powerprop.experiments.oneshot.train import Arm, arms
 
 def jobs(config: Config, results: Results) -> list[Job]:
     """First the tuning jobs; when they are done, also all seeds with the candidates chosen."""
-    pairs = [(arm, each) for arm in arms(config) for each in config.candidates(arm.alpha)]
+    pairs = [(arm, each) for arm in arms(config) for each in config.candidates(arm.alpha, arm.form)]
     tuning = [arm.job(config, each, seed) for arm, each in pairs for seed in range(config.tuning_seeds)]
-    if len(config.lrs) > 1 and any(job.key not in results for job in tuning):
+    tuning = tuning if len(config.lrs) > 1 or len(config.lassos) > 1 else []
+    if any(job.key not in results for job in tuning):
         return tuning
     final = [job for arm in arms(config) for job in final_jobs(config, arm, results)]
-    return list({job.key: job for job in (tuning if len(config.lrs) > 1 else []) + final}.values())
+    return list({job.key: job for job in tuning + final}.values())
 
 
 def final_jobs(config: Config, arm: Arm, results: Results) -> list[Job]:
@@ -35,7 +36,7 @@ def final_jobs(config: Config, arm: Arm, results: Results) -> list[Job]:
 
 def chosen(config: Config, arm: Arm, results: Results) -> Candidate:
     """The best score among the candidates whose dense accuracy is within `tolerance` of the best dense one."""
-    candidates = config.candidates(arm.alpha)
+    candidates = config.candidates(arm.alpha, arm.form)
     if len(candidates) == 1:
         return candidates[0]
     scores = {each: score for each in candidates if (score := tuning_score(config, arm, each, results))}
