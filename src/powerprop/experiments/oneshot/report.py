@@ -323,7 +323,11 @@ def headline(config: Config, measured: Sequence[Measured], best: Measured | None
     gain, at = largest_gain(config, base, best)
     mean = best.band(band_points(config)).mean - base.band(band_points(config)).mean
     what = f"{best.label} against {base.label}: largest gain in test accuracy, and the mean over {band_text(config)}"
-    return Headline(what, f"{100 * gain:+.1f} points at {config.grid[at]:.1%}; mean {100 * mean:+.1f}", story.printed)
+    here = f"{100 * gain:+.1f} points at {config.grid[at]:.1%}; mean {100 * mean:+.1f}"
+    for rival in (m for m in measured if m.arm.form == LASSO):
+        of_rival = rival.band(band_points(config)).mean - base.band(band_points(config)).mean
+        here += f" ({rival.label}: {100 * of_rival:+.1f})"
+    return Headline(what, here, story.printed)
 
 
 def band_text(config: Config) -> str:
