@@ -22,6 +22,7 @@ from powerprop.experiments.harness.folder import locked, prepare
 from powerprop.experiments.harness.runner import JobsFailedError, run, run_jobs
 from powerprop.experiments.oneshot import pruning
 from powerprop.experiments.oneshot.config import Candidate, Config
+from powerprop.experiments.oneshot.frontier import frontier_section
 from powerprop.experiments.oneshot.measured import baseline, best_arm, largest_gain, measure
 from powerprop.experiments.oneshot.mnist import PRESETS
 from powerprop.experiments.oneshot.train import Arm, arms, load_splits, make_optimizer, triangle
@@ -279,6 +280,19 @@ def test_measured_arms_leave_out_diverged_seeds() -> None:
     assert best.band([0, 1]).mean == pytest.approx(0.5)
     assert best_arm([base, best]) is best
     assert largest_gain(config, base, best) == (pytest.approx(0.4), 1)
+
+
+def test_the_frontier_names_what_diverged_and_what_learned_too_little(tmp_path: Path) -> None:
+    low, high = SMALL.candidates(1.0, "targets")
+    results = {j.key: result([0.2, 0.5, 0.9]) for j in (Arm(1.0, "targets").job(SMALL, low, seed) for seed in (0, 1))}
+    results |= {Arm(1.0, "targets").job(SMALL, high, 0).key: {"diverged": "NaN"}}
+    results |= {Arm(2.0, "targets").job(SMALL, low, seed).key: result([0.4, 0.7, 0.86]) for seed in (0, 1)}
+    results |= {Arm(2.0, "targets").job(SMALL, high, 0).key: result([0.1, 0.1, 0.11])}
+    section = frontier_section(SMALL, results, tmp_path, "where it hurts")
+    assert "diverged are left out: α = 1, 0.5 (1 of 1)." in section.text
+    assert "below the best dense accuracy: α = 2, 0.5 (11.0%)." in section.text
+    assert "α = 2, 0.1: 70% at 86" in (alt := section.figures[0].alt)
+    assert "α = 2, 0.5" not in alt
 
 
 def test_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,11 +72,12 @@ def measure(config: Config, arm: Arm, results: Results) -> Measured:
     return Measured(arm, label(config, arm), best, plain, list(good), list(good.values()), lost)
 
 
-def tried(config: Config, arm: Arm, candidate: Candidate, results: Results) -> list[Pruned]:
-    """The runs of an arm with a candidate, chosen or not: every seed that was trained and did not diverge."""
+def tried(config: Config, arm: Arm, candidate: Candidate, results: Results) -> tuple[list[Pruned], int]:
+    """The runs of an arm with a candidate, chosen or not, and how many more diverged."""
     keys = [arm.job(config, candidate, seed).key for seed in range(max(config.seeds, config.tuning_seeds))]
     found = [result_of(Pruned, results, key) for key in keys if key in results]
-    return [run for run in found if not isinstance(run, Diverged)]
+    runs = [run for run in found if not isinstance(run, Diverged)]
+    return runs, len(found) - len(runs)
 
 
 def label(config: Config, arm: Arm) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from safetensors.numpy import load_file
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
 from powerprop.experiments.oneshot.config import LASSO, Candidate, Config
+from powerprop.experiments.oneshot.frontier import frontier_section
 from powerprop.experiments.oneshot.measured import (
     Measured,
     band_points,
@@ -23,7 +23,6 @@ from powerprop.experiments.oneshot.measured import (
     measure,
     nearest,
     nearest_to_four,
-    tried,
 )
 from powerprop.experiments.oneshot.pruning import GLOBAL, RECALIBRATED
 from powerprop.experiments.oneshot.train import SEEN, SURVIVORS, Arm, arms
@@ -34,12 +33,10 @@ from powerprop.report import (
     Headline,
     Image,
     Mean,
-    Point,
     Section,
     Stat,
     Table,
     pruning_curves,
-    scatter,
     weight_change,
 )
 
@@ -79,7 +76,7 @@ def findings(config: Config, results: Results, out: Path, story: Story) -> Findi
     ]
     if len(config.lrs) > 1:
         sections.append(tuning_section(config, results, measured))
-        sections.append(frontier_section(config, results, figures))
+        sections.append(frontier_section(config, results, figures, band_text(config)))
     page = run_page(
         out, config, story.title, f"{story.intro}\n\n{run_note(config, story.full)}", story.paper, sections,
         stats(config, measured, best, points), headline(config, measured, best, story),
@@ -261,31 +258,6 @@ def shown(config: Config, arm: Arm, each: Candidate, score: Score | None) -> str
     found = f"{score.mean:.2%} (dense {score.dense:.2%})" if score else "diverged"
     name = f"λ = {each.decay:g}" if arm.form == LASSO else named(config, each)
     return f"{name}: {found}" if config.magnitude or arm.form == LASSO else found
-
-
-def frontier_section(config: Config, results: Results, figures: Path) -> Section:
-    """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
-    points, band = [], band_points(config)
-    for arm in arms(config):
-        for each in config.candidates(arm.alpha, arm.form):
-            runs = tried(config, arm, each, results)
-            if runs:
-                decay = f", {each.decay:g}" if config.decays else ""
-                name = "L1" if arm.form == LASSO else f"α = {arm.alpha:g}"
-                dense = 100 * fmean(run.test[-1] for run in runs)
-                pruned = Mean.of(fmean(run.test[i] for i in band) for run in runs)
-                points.append(Point(f"{name}, {each.lr:g}{decay}", dense, pruned, arm.alpha))
-    text = (
-        "Every power with every learning rate that was tried, chosen or not. A higher rate leaves larger weights on "
-        "few connections: the network prunes better and is worse dense, whatever α. Where a point of "
-        "α > 1 lies above and to the right of the hollow ones, Powerpropagation has moved the frontier. Rates that "
-        f"were not chosen have n = {config.tuning_seeds}."
-    )
-    picture = scatter(
-        points, figures / "frontier.svg", "Dense accuracy against accuracy when pruned", "dense test accuracy (%)",
-        f"test accuracy, {band_text(config)}", percent=True,
-    )  # fmt: skip
-    return Section("What a learning rate buys", text, [picture])
 
 
 def better_pruned(config: Config, results: Results, measured: Sequence[Measured]) -> str:
