@@ -93,6 +93,21 @@ def test_random_growth_has_an_interval_of_its_own(config: Config, steps: int) ->
         assert optimizer.sparsify.interval == interval, row
 
 
+def test_candidates_at_which_a_weight_of_some_size_learns_equally_fast() -> None:
+    """At |w| = 0.1 and α = 2 the effective rate is lr·α²|w|^(2-2/α) = 0.4·lr."""
+    config = replace(CONFIG, alpha=2.0, lrs=(0.1, 0.2), magnitude=0.1)
+    assert config.candidates("rigl") == (0.1, 0.2)
+    assert config.candidates("pp-rigl") == (0.25, 0.5)
+    assert replace(config, magnitude=0.0).candidates("pp-rigl") == (0.1, 0.2)
+
+
+def test_the_decay_of_weights_that_are_not_used() -> None:
+    settings = {"lr": 0.1, "sparsity": 0.9, "distribution": "uniform", "seed": 0}
+    config = replace(CONFIG, explore=0.002)
+    optimizer = make_optimizer(config, models.lenet_300_100(), ROWS["topkast-0"], settings, 1000)
+    assert optimizer.sparsify.decay == 0.002
+
+
 def test_the_rate_rises_and_falls() -> None:
     assert [rate(done, 0.0) for done in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.5, 0.0])
     assert [rate(done, 0.5) for done in (0.0, 0.25, 0.5)] == pytest.approx([0.0, 0.5 * rate(0.25, 0.0), 0.5])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from powerprop import Powerprop, Static
 from powerprop.train import (
     CheckpointError,
     MetricsLog,
@@ -20,6 +21,7 @@ from powerprop.train import (
     read_metrics,
     save_checkpoint,
 )
+from powerprop.train.precision import Precision
 
 
 class RandomBatches:
@@ -134,6 +136,26 @@ def test_the_schedule_is_a_factor_of_each_learning_rate() -> None:
     model, optimizer = two_rates()
     fit(model, optimizer, RandomBatches(), 3, schedule=falling)
     assert optimizer.seen == [pytest.approx(rates) for rates in FELL]
+
+
+@pytest.mark.parametrize("name", ["float32", "float16"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_are_clipped_to_the_norm_asked(name: str, masked: bool) -> None:
+    """One step of SGD at a rate of 1 is as long as the norm; of the weights that masks let move, if there are any."""
+    model = nn.Sequential(nn.Linear(5, 3))
+    base = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = Powerprop(base, model, 1.0, sparsify=Static(0.5)) if masked else base
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    fit(model, optimizer, RandomBatches(), 1, clip=1e-3, precision=Precision(name))
+    moved = [(p.detach() - before[n]).flatten() for n, p in model.named_parameters()]
+    assert torch.cat(moved).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_norm_that_no_gradient_can_have(clip: float) -> None:
+    model, optimizer = two_rates()
+    with pytest.raises(ValueError, match="clip must be positive and finite, or None, got"):
+        fit(model, optimizer, RandomBatches(), 1, clip=clip)
 
 
 def test_a_second_training_has_the_same_rates_again() -> None:

@@ -48,6 +48,7 @@ def fit(
     *,
     loss: Loss = functional.cross_entropy,
     schedule: Schedule | None = None,
+    clip: float | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 1000,
     log: MetricsLog | None = None,
@@ -65,6 +66,7 @@ def fit(
         loss: `loss(model(inputs), labels)`.
         schedule: factor of the learning rates at step 0, 1, …, which afterwards are what they were; None leaves them
             alone.
+        clip: largest norm of the gradient of the weights that are trained; None leaves it as it is.
         checkpoint: file for model, optimiser, batches, step and log position; it stays after the last step.
         log: receives the mean training loss every `log_every` steps and what `evaluate(model)` returns
             every `eval_every` steps (None: after the last step only).
@@ -80,6 +82,8 @@ def fit(
         ValueError: the ranks do not start alike.
     """
     _check_positive(steps=steps, checkpoint_every=checkpoint_every, log_every=log_every, eval_every=eval_every or 1)
+    if clip is not None and not 0 < clip < math.inf:
+        raise ValueError(f"clip must be positive and finite, or None, got {clip}")
     device = next(model.parameters()).device
     with _scheduled(optimizer, schedule) as set_rates:
         tally = LossTally(device, ranks)
@@ -95,7 +99,7 @@ def fit(
             optimizer.zero_grad()
             with precision.autocast(device):
                 value = loss(network(inputs.to(device)), labels.to(device))
-            precision.step(value, optimizer)
+            precision.step(value, optimizer, clip)
             tally.add(value)
 
             measured: dict[str, float] = {}

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+
+from powerprop.optim import Powerprop
 
 __all__ = ["FULL", "PRECISIONS", "PRODUCTS", "Precision", "precision_note", "products_in"]
 
@@ -49,19 +52,32 @@ class Precision:
         with torch.autocast(device.type, self.dtype, cache_enabled=False):
             yield
 
-    def step(self, loss: Tensor, optimizer: Optimizer) -> None:
-        """Backward pass and optimiser step."""
+    def step(self, loss: Tensor, optimizer: Optimizer, clip: float | None = None) -> None:
+        """Backward pass, gradients clipped to the norm `clip`, optimiser step."""
         if self.scaler is None:
             loss.backward()  # type: ignore[no-untyped-call]
+            _clip(optimizer, clip)
             optimizer.step()
             return
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if clip is not None:
+            self.scaler.unscale_(optimizer)
+            _clip(optimizer, clip)
         self.scaler.step(optimizer)
         self.scaler.update()
 
     def parts(self) -> dict[str, Any]:
         """What belongs into a checkpoint."""
         return {} if self.scaler is None else {"scaler": self.scaler}
+
+
+def _clip(optimizer: Optimizer, norm: float | None) -> None:
+    if norm is None:
+        return
+    if isinstance(optimizer, Powerprop):
+        optimizer.clip_grad_norm_(norm)
+    else:
+        clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], norm)
 
 
 FULL = Precision()

@@ -12,6 +12,7 @@ from torch import nn
 from powerprop import models
 from powerprop.allocate import Layers, at_most
 from powerprop.experiments.harness.checks import check_settings, require
+from powerprop.experiments.harness.rates import equal_rate
 from powerprop.experiments.sparse.rows import FULL_STEPS, ROWS, parse
 from powerprop.power import check_alpha
 from powerprop.train.precision import PRECISIONS
@@ -39,6 +40,9 @@ LEAST = {
     "weight_decay": 0,
     "label_smoothing": 0,
     "shift": 0,
+    "clip": 0,
+    "explore": 0,
+    "magnitude": 0,
 }
 TASKS = {
     "mnist": Problem(
@@ -65,6 +69,8 @@ class Config:
         columns: such as "uniform 0.95" or "erk 0.9".
         alpha: the power of the Powerprop rows.
         lrs: candidates of the learning rate; each row's is chosen by validation accuracy at `tune_at`.
+        magnitude: the candidates are those of α = 1, and for α > 1 such that a weight of this size learns equally fast;
+            0: they are the same for every row.
         tune_at: the column of the choice.
         seeds: runs of each cell.
         steps: of a cycle of training.
@@ -74,6 +80,8 @@ class Config:
         momentum: of SGD.
         nesterov: look ahead along the momentum.
         weight_decay: of SGD.
+        clip: largest norm of the gradient; 0 leaves it as it is. Where masks leave a filter without a weight, its batch
+            norm divides by almost nothing and magnifies the gradient of the weights that may come back.
         label_smoothing: of the cross-entropy.
         shift: training images in colour are moved by up to so many pixels, and half of them mirrored; 0 leaves them as
             they are.
@@ -85,6 +93,7 @@ class Config:
         warmup: the fraction of the steps in which the learning rate rises linearly to its full value.
         refresh: steps between refreshes of Top-KAST, 100 in its paper. In short trainings at high rates it must be
             more often, because weights that are trained but not used drift apart.
+        explore: λ of Top-KAST, by which weights that are trained but not used decay.
         regrow: steps between mask updates where growth is random (SET, DSR), 100 in the papers. A short training needs
             more tries in fewer steps.
     """
@@ -103,6 +112,7 @@ class Config:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 1e-4
+    clip: float = 0.0
     label_smoothing: float = 0.0
     shift: int = 4
     precision: str = "float32"
@@ -112,7 +122,9 @@ class Config:
     every: int = 1000
     warmup: float = 0.0
     refresh: int = 5
+    explore: float = 1e-4
     regrow: int = 100
+    magnitude: float = 0.0
 
     def __post_init__(self) -> None:
         check_settings(self, LEAST, {"task": tuple(TASKS), "precision": tuple(PRECISIONS)})
@@ -127,6 +139,12 @@ class Config:
         require(self.label_smoothing < 1, f"label_smoothing must be in [0, 1), got {self.label_smoothing!r}")
         require(not self.nesterov or self.momentum > 0, "nesterov needs a momentum above 0, got 0")
         require(0 <= self.warmup < 1, f"warmup must be in [0, 1), a fraction of the steps, got {self.warmup!r}")
+
+    def candidates(self, row: str) -> tuple[float, ...]:
+        """The learning rates that a row is tried with, to two digits."""
+        if not self.magnitude or not ROWS[row].powerprop:
+            return self.lrs
+        return tuple(float(f"{equal_rate(lr, self.magnitude, self.alpha):.2g}") for lr in self.lrs)
 
     @property
     def alphas(self) -> tuple[float, ...]:
@@ -165,12 +183,13 @@ CIFAR_PRESETS = {
     "smoke": Config(
         task="fast-cifar", rows=("dense", "pp-topkast-0"), columns=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
         tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, every=1, nesterov=True,
-        label_smoothing=0.1, shift=2, precision="bfloat16",
+        label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0, magnitude=0.1,
     ),
     "cpu": Config(
         task="fast-cifar", rows=MAIN, columns=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5,
-        lrs=(0.2, 0.4), tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True, weight_decay=5e-4,
-        label_smoothing=0.1, shift=2, precision="bfloat16", every=180, warmup=0.2, refresh=1, regrow=25,
+        lrs=(0.1, 0.2, 0.4), magnitude=0.1, tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True,
+        weight_decay=5e-4, clip=3.0, label_smoothing=0.1, shift=2, precision="bfloat16", every=180, warmup=0.2,
+        refresh=1, explore=1e-3, regrow=25,
     ),
     "paper": Config(
         task="cifar10", rows=tuple(ROWS), columns=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), tune_at="uniform 0.95",

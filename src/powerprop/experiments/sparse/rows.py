@@ -66,11 +66,13 @@ class Row(NamedTuple):
         seed: int,
         refresh: int = 100,
         regrow: int = 100,
+        explore: float = 1e-4,
     ) -> Method | None:
         """The `sparsify=` object; None for the dense network and for one-shot pruning after training.
 
         refresh: steps between refreshes of Top-KAST's masks.
         regrow: steps between mask updates where growth is random.
+        explore: the decay of Top-KAST.
         """
         if self.method in ("dense", "oneshot"):
             return None
@@ -80,7 +82,7 @@ class Row(NamedTuple):
             interval = regrow if kind.grows_at_random else 100
             shared["interval"] = min(interval, max(1, steps // 3))  # a short run moves its masks too
         if kind.explores:
-            shared |= {"backward_sparsity": min(self.backward, sparsity), "interval": refresh}
+            shared |= {"backward_sparsity": min(self.backward, sparsity), "interval": refresh, "decay": explore}
         made: Method = kind(sparsity, **shared)
         return made
 

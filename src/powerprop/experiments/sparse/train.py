@@ -78,8 +78,9 @@ def make_optimizer(config: Config, model: nn.Module, row: Row, settings: dict[st
     )  # fmt: skip
     rules = layer_rules(config, settings["distribution"])
     method = row.make(
-        settings["sparsity"], settings["distribution"], steps, rules, settings["seed"], config.refresh, config.regrow
-    )
+        settings["sparsity"], settings["distribution"], steps, rules, settings["seed"], config.refresh, config.regrow,
+        config.explore,
+    )  # fmt: skip
     return pp.Powerprop(base, model, config.alpha if row.powerprop else 1.0, sparsify=method)
 
 
@@ -107,6 +108,7 @@ def train(
             loss=partial(cross_entropy, label_smoothing=config.label_smoothing),
             precision=precision,
             schedule=lambda step: rate(step / steps, config.warmup),
+            clip=config.clip or None,
             checkpoint=folder / "checkpoint.pt",
             checkpoint_every=config.every,
             log=log,

@@ -29,7 +29,7 @@ def job(config: Config, row: str, column: str, lr: float, seed: int, cycles: int
 def jobs(config: Config, results: Results) -> list[Job]:
     """One run of each row at each candidate rate; all seeds of the finalists; then, at the chosen ones, the table."""
     rows = dict.fromkeys((*config.rows, *config.extended))
-    first = [tuning_job(config, row, lr, 0) for row in rows for lr in config.lrs]
+    first = [tuning_job(config, row, lr, 0) for row in rows for lr in config.candidates(row)]
     if any(j.key not in results for j in first):
         return first
     seeds = range(config.seeds)
@@ -67,8 +67,8 @@ def columns_of(config: Config, row: str) -> tuple[str, ...]:
 
 def finalists(config: Config, row: str, results: Results) -> list[float]:
     """The rates whose first seed comes near the best: one run and one validation set are noisy judges."""
-    score = {lr: validation(config, row, lr, 0, results) for lr in config.lrs}
-    return [lr for lr in config.lrs if score[lr] >= max(score.values()) - NEAR]
+    score = {lr: validation(config, row, lr, 0, results) for lr in config.candidates(row)}
+    return [lr for lr in score if score[lr] >= max(score.values()) - NEAR]
 
 
 def chosen_lr(config: Config, row: str, results: Results) -> float:
