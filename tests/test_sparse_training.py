@@ -16,7 +16,9 @@ import standin
 from powerprop import data, models
 from powerprop.experiments import EXPERIMENTS
 from powerprop.experiments.harness.runner import run
-from powerprop.experiments.sparse.report import exactness, stats
+from powerprop.experiments.harness.typed import Diverged
+from powerprop.experiments.sparse.report import duels, exactness, stats
+from powerprop.experiments.sparse.results import Trained
 from powerprop.experiments.sparse.rows import ROWS, parse
 from powerprop.experiments.sparse.train import (
     MNIST_PRESETS,
@@ -117,6 +119,17 @@ def test_extended_training_of_the_dense_row_is_dense() -> None:
     config = replace(CONFIG, rows=("dense",), extended=("dense",), multipliers=(2,), lrs=(0.1,), seeds=1)
     results = {tuning_job(config, "dense", 0.1, 0).key: trained(0.9)}
     assert jobs(config, results)[-1].key == "dense-uniform0-x2-lr0.1-seed0"
+
+
+def test_pairs_are_compared_seed_by_seed() -> None:
+    """0.5 - 0.4 and 0.9 - 0.6: the mean is 0.2, with their spread; a seed that diverged has no pair."""
+    config = replace(CONFIG, rows=("rigl", "static"), columns=("uniform 0.9", "erk 0.9"), seeds=3)
+    runs: dict[str, dict[int, Trained | Diverged]] = {
+        "rigl": {0: Trained(**trained(0.5)), 1: Trained(**trained(0.9)), 2: Diverged("nan")},
+        "static": {0: Trained(**trained(0.4)), 1: Trained(**trained(0.6)), 2: Trained(**trained(0.8))},
+    }
+    table = duels(config, lambda row, column: runs[row] if column == "uniform 0.9" else {0: Diverged("nan")})
+    assert table.rows == [["RigL - Static", "+20.00 ± 14.14", "diverged"]]
 
 
 @pytest.mark.parametrize("rows", [("dense",), ("rigl",)])

@@ -31,13 +31,15 @@ def frontier_section(config: Config, results: Results, figures: Path, where: str
         if diverged:
             lost.append(f"{name(config, arm, each)} ({diverged} of {diverged + len(runs)})")
     least = max((point.x for point in points), default=0.0) - 100 * TRAINED
-    picture = scatter(
-        [point for point in points if point.x >= least], figures / "frontier.svg",
-        "Dense accuracy against accuracy when pruned", "dense test accuracy (%)", f"test accuracy, {where}",
-        percent=True,
-    )  # fmt: skip
     weak = [f"{point.method} ({point.x:.1f}%)" for point in points if point.x < least]
-    return Section("What a learning rate buys", text(config, lost, weak), [picture])
+    pictures = [
+        scatter(
+            [point for point in points if point.x >= least], figures / "frontier.svg",
+            "Dense accuracy against accuracy when pruned", "dense test accuracy (%)", f"test accuracy, {where}",
+            percent=True,
+        )
+    ] if points else []  # fmt: skip
+    return Section("What a learning rate buys", text(config, lost, weak), pictures)
 
 
 def name(config: Config, arm: Arm, each: Candidate) -> str:

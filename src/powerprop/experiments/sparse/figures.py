@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
 from powerprop.experiments.sparse.results import Trained
 from powerprop.experiments.sparse.rows import ROWS, parse
-from powerprop.report import Curve, Image, lines
+from powerprop.report import Curve, Image, Mean, Point, lines, scatter
 
 if TYPE_CHECKING:
     from powerprop.experiments.sparse.config import Config
@@ -51,6 +52,20 @@ def extreme(config: Config, found: Found, figures: Path) -> Image:
         shown, figures / "sparsity.svg", "Accuracy against sparsity", "sparsity", "test accuracy", percent=True,
         fractions=True, caption=caption, wide=True,
     )  # fmt: skip
+
+
+def priced(config: Config, found: Found, figures: Path) -> list[Image]:
+    """Accuracy against what the training cost, where the rates were chosen."""
+    points = []
+    for row in config.rows:
+        if runs := found(row, config.tune_at):
+            cost = fmean(run.training_flops for run in runs)
+            points.append(Point(ROWS[row].label, cost, Mean.of(run.test for run in runs)))
+    if not points or config.tune_at not in config.columns:
+        return []
+    title = f"Accuracy against the FLOPs of a training, {parse(config.tune_at)[1]:.0%} sparsity"
+    caption = "Filled markers: with Powerprop."
+    return [scatter(points, figures / "cost.svg", title, "FLOPs, dense = 1", "test accuracy", True, caption=caption)]
 
 
 def curve(row: str, x: Sequence[float], values: ArrayLike) -> Curve:

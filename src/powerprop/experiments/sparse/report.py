@@ -9,9 +9,10 @@ from typing import Any
 
 from powerprop.experiments.harness.experiment import Findings, Results
 from powerprop.experiments.harness.pages import run_page
+from powerprop.experiments.harness.rates import equal_rate
 from powerprop.experiments.harness.typed import Diverged, result_of
 from powerprop.experiments.sparse.config import TASKS, Config
-from powerprop.experiments.sparse.figures import Found, extreme, training
+from powerprop.experiments.sparse.figures import Found, extreme, priced, training
 from powerprop.experiments.sparse.results import Trained
 from powerprop.experiments.sparse.rows import DENSE, FULL_STEPS, ROWS, parse
 from powerprop.experiments.sparse.tuning import chosen_lr, column_of, job
@@ -33,6 +34,10 @@ PAPER = (
     "and Iterative pruning, at every sparsity."
 )
 
+Every = Callable[[str, str], dict[int, Trained | Diverged]]
+"""every(row, column): what became of each seed."""
+
+DUELS = "The two of a pair share initial weights and batches, seed by seed; a positive difference is as expected."
 EVERY_STEP = "Top-KAST chooses its masks anew after every step"
 
 
@@ -43,22 +48,25 @@ def findings(config: Config, results: Results, out: Path) -> Findings:
     def key(row: str, column: str, cycles: int, seed: int) -> str:
         return job(config, row, column_of(row, column), chosen[row], seed, cycles).key
 
-    def every(row: str, column: str, cycles: int = 1) -> list[Trained | Diverged]:
-        keys = [key(row, column, cycles, seed) for seed in range(config.seeds)]
-        return [result_of(Trained, results, k) for k in keys if k in results]
+    def every(row: str, column: str, cycles: int = 1) -> dict[int, Trained | Diverged]:
+        keys = {seed: key(row, column, cycles, seed) for seed in range(config.seeds)}
+        return {seed: result_of(Trained, results, k) for seed, k in keys.items() if k in results}
 
     def found(row: str, column: str, cycles: int = 1) -> list[Trained]:
-        return [run for run in every(row, column, cycles) if isinstance(run, Trained)]
+        return [run for run in every(row, column, cycles).values() if isinstance(run, Trained)]
 
     def logged(row: str, column: str) -> list[dict[str, float]]:
         return read_metrics(out / "jobs" / key(row, column, 1, 0) / "metrics.jsonl")
 
     table, figures = main_table(config, found), out / "figures"
     sections = [
-        Section("Test accuracy", "", [extreme(config, found, figures)], [table, costs(config, found)]),
         Section(
-            "Who beats whom", "Differences of the means in points; positive is as expected.", [], [duels(config, found)]
+            "Test accuracy",
+            "",
+            [extreme(config, found, figures), *priced(config, found, figures)],
+            [table, costs(config, found)],
         ),
+        Section("Who beats whom", DUELS, [], [duels(config, every)]),
         Section("During training", "", training(config, logged, figures)),
         Section("Sparsity asked and reached", "", [], [exactness(config, found)]),
     ]
@@ -81,7 +89,8 @@ def note(config: Config) -> str:
         length += f" (shortened: a full training has {full:,})"
     measured = f"the first {config.test:,} test images" if config.test else "all test images"
     refresh = f"Top-KAST chooses its masks anew every {config.refresh} steps" if config.refresh > 1 else EVERY_STEP
-    return f"This run: {net}, α = {config.alpha:g}, {length}, {config.seeds} seed(s), {measured}. {refresh}."
+    clip = f" Gradients are clipped to a norm of {config.clip:g}." if config.clip else ""
+    return f"This run: {net}, α = {config.alpha:g}, {length}, {config.seeds} seed(s), {measured}. {refresh}.{clip}"
 
 
 def accuracy(runs: Sequence[Trained]) -> Mean | str:
@@ -126,24 +135,36 @@ def costs(config: Config, found: Found) -> Table:
     return Table("Training FLOPs by method and sparsity", ["method", *map(title_of, config.columns)], rows, caption)
 
 
-def differences(config: Config, found: Found) -> dict[str, list[float | None]]:
-    """mean(first) - mean(second) of every pair at every column."""
-    table: dict[str, list[float | None]] = {}
+def differences(config: Config, every: Every) -> dict[str, list[Mean | None]]:
+    """first - second of every pair at every column, seed by seed: the two share initial weights and batches."""
+    table: dict[str, list[Mean | None]] = {}
     for first, second in PAIRS:
         if first in config.rows and second in config.rows:
-            means = [(mean(found(first, c)), mean(found(second, c))) for c in config.columns]
             name = f"{ROWS[first].label} - {ROWS[second].label}"
-            table[name] = [None if a is None or b is None else a - b for a, b in means]
+            table[name] = [gap(every(first, c), every(second, c)) for c in config.columns]
     return table
 
 
-def duels(config: Config, found: Found) -> Table:
+def gap(first: dict[int, Trained | Diverged], second: dict[int, Trained | Diverged]) -> Mean | None:
+    """The mean difference over the seeds in which neither diverged."""
+    pairs = [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
+    found = [a.test - b.test for a, b in pairs if isinstance(a, Trained) and isinstance(b, Trained)]
+    return Mean.of(found) if found else None
+
+
+def duels(config: Config, every: Every) -> Table:
     """The differences as a table."""
     rows: list[list[Any]] = [
-        [name, *("" if d is None else f"{100 * d:+.2f}" for d in values)]
-        for name, values in differences(config, found).items()
+        [name, *(signed(d) if d else "diverged" for d in values)] for name, values in differences(config, every).items()
     ]
-    return Table("Differences", ["", *(title_of(c) for c in config.columns)], rows, "Points of test accuracy.")
+    caption = f"Points of test accuracy, mean ± standard deviation over {config.seeds} seed(s)."
+    return Table("Differences", ["", *(title_of(c) for c in config.columns)], rows, caption)
+
+
+def signed(difference: Mean) -> str:
+    """In points, with its sign."""
+    points = difference.scaled(100)
+    return ("+" if points.mean > 0 else "") + points.format(2)
 
 
 def exactness(config: Config, found: Found) -> Table:
@@ -179,10 +200,14 @@ def extended(config: Config, found: Found) -> Table:
 
 def rates_text(config: Config) -> str:
     """How the rates were chosen."""
+    tried = ", ".join(f"{lr:g}" for lr in config.lrs)
+    if config.magnitude:
+        scale = equal_rate(1.0, config.magnitude, config.alpha)
+        tried += f" (with Powerprop {scale:.3g} times as much: a weight of {config.magnitude:g} learns equally fast)"
     return (
-        f"Each row's rate is the one of {', '.join(f'{lr:g}' for lr in config.lrs)} with the best validation accuracy "
-        f"at {title_of(config.tune_at)} sparsity: one seed of all, then all seeds of those within 0.3 points of the "
-        "best. The test images play no part in it."
+        f"Each row's rate is the one of {tried} with the best validation accuracy at "
+        f"{title_of(config.tune_at)} sparsity: one seed of all, then all seeds of those within 0.3 points of the best. "
+        "The test images play no part in it."
     )
 
 
@@ -221,7 +246,7 @@ def headline(config: Config, found: Found) -> Headline | None:
 def summary(
     config: Config,
     found: Found,
-    every: Callable[[str, str], list[Trained | Diverged]],
+    every: Every,
     chosen: dict[str, float],
 ) -> dict[str, Any]:
     """The numbers as plain data; a training that diverged has none."""
@@ -229,12 +254,12 @@ def summary(
     return {
         "test": {
             row: {
-                c: [getattr(r, "test", None) for r in every(row, c)]
+                c: [getattr(r, "test", None) for r in every(row, c).values()]
                 for c in (config.columns if row in sparse else (DENSE,))
             }
             for row in config.rows
         },
         "learning_rates": chosen,
-        "differences": differences(config, found),
+        "differences": {name: [d and d.mean for d in values] for name, values in differences(config, every).items()},
         "all_sparsities_exact": all(r.exact for row in sparse for c in config.columns for r in found(row, c)),
     }
