@@ -170,7 +170,8 @@ def refuse_nan(name: str, values: Tensor, kind: str) -> None:
     """An error that names the layer if there is a NaN, which no ranking can place."""
     if nans := count(values != values):  # isnan is slower
         raise FloatingPointError(
-            f"{name!r} has {nans} NaN among its {kind}, so that no mask can be chosen; all stay as they were"
+            f"{name!r} has {nans} NaN among its {kind}, so that no mask can be chosen; all stay as they were. A lower "
+            "learning rate or optimizer.clip_grad_norm_ before each step may help"
         )
 
 

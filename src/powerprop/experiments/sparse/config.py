@@ -80,8 +80,8 @@ class Config:
         momentum: of SGD.
         nesterov: look ahead along the momentum.
         weight_decay: of SGD.
-        clip: largest norm of the gradient; 0 leaves it as it is. Where masks leave a filter without a weight, its batch
-            norm divides by almost nothing and magnifies the gradient of the weights that may come back.
+        clip: largest norm of the gradient; 0 leaves it as it is. A filter with a few weights, on channels that have
+            died, gives a constant: its batch norm divides by almost nothing and magnifies the gradient of the others.
         label_smoothing: of the cross-entropy.
         shift: training images in colour are moved by up to so many pixels, and half of them mirrored; 0 leaves them as
             they are.
