@@ -25,9 +25,9 @@ PRESETS = {
         momentum=0.9, shift=2, candidates=("lr=0.05 clip=1", "lr=0.1 gamma=0.02"), tuning_tasks=1,
     ),
     "cpu": Config(
-        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.75), lr=0.02, seeds=1, steps=1_000,
-        retrain_steps=500, gamma=0.98, magnitude=0.02, momentum=0.9, decay=("training", "retraining"), spread=0.5,
-        shift=2, search="binary", validation=2_500, probe=128, precision="bfloat16", candidates=CANDIDATES,
+        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.375, 1.75), lr=0.02, seeds=1,
+        steps=1_000, retrain_steps=500, gamma=0.98, magnitude=0.02, momentum=0.9, decay=("training", "retraining"),
+        spread=0.5, shift=2, search="binary", validation=2_500, probe=128, precision="bfloat16", candidates=CANDIDATES,
     ),
     "paper": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,
