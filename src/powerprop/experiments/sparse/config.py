@@ -187,7 +187,7 @@ CIFAR_PRESETS = {
     ),
     "cpu": Config(
         task="fast-cifar", rows=MAIN, columns=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5,
-        lrs=(0.1, 0.2, 0.4), magnitude=0.1, tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True,
+        lrs=(0.2, 0.4), magnitude=0.1, tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True,
         weight_decay=5e-4, clip=3.0, label_smoothing=0.1, shift=2, precision="bfloat16", every=180, warmup=0.2,
         refresh=1, explore=1e-3, regrow=25,
     ),
