@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import powerprop as pp
@@ -19,8 +20,9 @@ from powerprop.experiments.harness.runner import run
 from powerprop.experiments.harness.typed import Diverged
 from powerprop.experiments.sparse.report import duels, exactness, stats
 from powerprop.experiments.sparse.results import Trained
-from powerprop.experiments.sparse.rows import ROWS, parse
+from powerprop.experiments.sparse.rows import ROWS, asked, parse
 from powerprop.experiments.sparse.train import (
+    CIFAR_PRESETS,
     MNIST_PRESETS,
     Config,
     layer_rules,
@@ -159,6 +161,20 @@ def test_what_a_training_costs(row: str, training: float, monkeypatch: pytest.Mo
     found = measure(config, model, optimizer, masks, load_splits(config), settings)
     assert found["inference_flops"] == pytest.approx(26_720 / 266_200)
     assert found["training_flops"] == pytest.approx(training)
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "erk"])
+@pytest.mark.parametrize("row", ["static", "snip", "snfs", "dsr"])
+def test_exact_counts_where_layers_round_otherwise_than_their_sum(row: str, distribution: str) -> None:
+    """The layers of this network add up to another number at 95% than all of its weights at once."""
+    config, model = CIFAR_PRESETS["smoke"], models.fast_cifar()
+    settings = {"row": row, "lr": 0.1, "sparsity": 0.95, "distribution": distribution, "seed": 0}
+    optimizer = make_optimizer(config, model, ROWS[row], settings, 10)
+    model(torch.rand(4, 3, 32, 32)).square().sum().backward()
+    optimizer.step()
+    kept = {name: int(mask.count_nonzero()) for name, mask in optimizer.active.items()}
+    expected = asked(optimizer.active, settings, layer_rules(config, distribution))
+    assert (kept if isinstance(expected, dict) else sum(kept.values())) == expected
 
 
 def test_columns() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 import powerprop as pp
-from powerprop.allocate import Layers, check_sparsity, overrides
+from powerprop.allocate import Layers, check_sparsity
 from powerprop.sparsify.base import Method
 from powerprop.sparsify.prune import allocate
 
@@ -105,10 +105,6 @@ ROWS: dict[str, Row] = {
 
 def asked(weights: Mapping[str, Tensor], settings: Mapping[str, Any], layers: Layers) -> dict[str, int] | int:
     """What was asked: kept weights per layer, or in all where the method may move them between layers."""
-    sparsity, distribution = check_sparsity(settings["sparsity"]), settings["distribution"]
+    layerwise = allocate(weights, check_sparsity(settings["sparsity"]), settings["distribution"], layers)
     kind = SPARSIFIERS.get(ROWS[settings["row"]].method)
-    if kind is None or not kind.redistributes:
-        return allocate(weights, sparsity, distribution, layers)
-    own = overrides({n: w.shape for n, w in weights.items()}, sparsity, layers)
-    rest = sum(w.numel() for n, w in weights.items() if n not in own)
-    return sum(own.values()) + rest - round(rest * sparsity)
+    return sum(layerwise.values()) if kind is not None and kind.redistributes else layerwise
