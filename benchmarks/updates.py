@@ -20,8 +20,8 @@ from torch.nn.utils import prune
 
 import powerprop as pp
 from parts import Part
-from powerprop.models import resnet50
 from powerprop.sparsify import Method
+from powerprop_paper.models import resnet50
 from step import plain_step
 
 LIMIT = 0.10

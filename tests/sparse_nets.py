@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from powerprop.export import measure, model
-from powerprop.models import conv6, lenet_300_100, mlp, resnet20, wrn_22_2
+from powerprop_paper.models import conv6, lenet_300_100, mlp, resnet20, wrn_22_2
 
 
 def seeded(seed: int = 0) -> torch.Generator:

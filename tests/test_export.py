@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import powerprop as pp
 from powerprop.continual import make_task
 from powerprop.export import Choice, Exported, Plan, plan
-from powerprop.models import mlp
+from powerprop_paper.models import mlp
 from sparse_nets import MODELS, assert_same, pruned, seeded, set_times
 
 

@@ -14,7 +14,7 @@ import powerprop as pp
 from powerprop.export.calls import Call
 from powerprop.export.dead import remove_dead_units
 from powerprop.export.graph import fold_batch_norms, trace
-from powerprop.models import mlp
+from powerprop_paper.models import mlp
 from sparse_nets import MODELS, Branching, assert_same, pruned, seeded
 
 

@@ -20,7 +20,7 @@ from powerprop.export import Plan
 from powerprop.export.encode import decode, encode, from_gaps, to_gaps
 from powerprop.export.files import read
 from powerprop.files import FileError
-from powerprop.models import lenet_300_100, mlp, resnet20
+from powerprop_paper.models import lenet_300_100, mlp, resnet20
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -82,10 +82,11 @@ def test_tied_weights_and_buffers(tmp_path: Path) -> None:
 
 
 def test_gaps_by_hand() -> None:
-    assert to_gaps(np.array([0, 1, 5])).tolist() == [0, 0, 3]
-    assert to_gaps(np.array([254, 255])).tolist() == [254, 0]
-    assert to_gaps(np.array([255])).tolist() == [255, 0]
-    assert to_gaps(np.array([600])).tolist() == [255, 255, 90]
+    assert to_gaps(np.array([0, 1, 5]), 6).tolist() == [0, 0, 3]
+    assert to_gaps(np.array([254, 255]), 256).tolist() == [254, 0]
+    assert to_gaps(np.array([255]), 256).tolist() == [255, 0]
+    assert to_gaps(np.array([600]), 601).tolist() == [255, 255, 90]
+    assert to_gaps(np.array([600]), 1200).tolist() == [255, 255, 90, 255, 255]
     assert from_gaps(torch.tensor([255, 255, 90], dtype=torch.uint8)).tolist() == [600]
 
 

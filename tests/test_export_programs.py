@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import powerprop as pp
-from powerprop.data import Images
 from powerprop.export import programs
 from powerprop.export.programs import MissingOnnxError, answers_of_onnx
-from powerprop.models import lenet_300_100, mlp, resnet20
+from powerprop_paper.data import Images
+from powerprop_paper.models import lenet_300_100, mlp, resnet20
 
 
 def pruned(net: nn.Module, sparsity: float = 0.95) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import nn
 
 import powerprop as pp
 from powerprop.export import choose, measure
-from powerprop.models import mlp
+from powerprop_paper.models import mlp
 from sparse_nets import MODELS, pruned, seeded, set_times
 
 

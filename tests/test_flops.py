@@ -10,7 +10,7 @@ from torch import nn
 
 import powerprop as pp
 from powerprop import Flops, Masks, at_most, count_flops, layer_densities
-from powerprop.models.resnet import Bottleneck, ResNet
+from powerprop_paper.models.resnet import Bottleneck, ResNet
 from zoo import TiedLanguageModel
 
 DENSE_STEM = {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}

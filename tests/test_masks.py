@@ -57,7 +57,7 @@ def test_packing_is_lossless_and_one_bit_each(bits: list[bool]) -> None:
 
 
 def test_a_mask_of_the_wrong_size_does_not_unpack() -> None:
-    with pytest.raises(ValueError, match=r"a mask of shape \(3, 9\) packs to 4 bytes, got 2"):
+    with pytest.raises(ValueError, match=r"a mask of shape \(3, 9\) packs to 4 bytes, got 2 of torch.uint8"):
         unpack(torch.zeros(2, dtype=torch.uint8), (3, 9))
 
 

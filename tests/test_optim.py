@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from nets import ALPHAS, BASES, batch, closing, net, one_weight, same, train, weights, wrap
-from powerprop.power import psi, psi_inverse
+from powerprop.reparam import psi, psi_inverse
 
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 every_base = pytest.mark.parametrize("base", BASES)

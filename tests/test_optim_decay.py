@@ -8,29 +8,26 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from nets import ALPHAS, BASES, batch, net, one_weight, same, train, weights, wrap
-from powerprop.power import psi, psi_inverse
+from powerprop.reparam import psi, psi_inverse
 
 every_base = pytest.mark.parametrize("base", BASES)
-either_way = pytest.mark.parametrize("fused", [None, False])
 
 
-@either_way
-def test_one_step_by_hand(fused: bool | None) -> None:
+def test_one_step_by_hand() -> None:
     # α = 2, lr = 0.1: φ = (2, -3) moves to (1.6, -3.6), of which a decay of 0.5 leaves 0.95
     layer = one_weight([4.0, -9.0])
-    optimizer = wrap(layer, "sgd", 2.0, decay=0.5, fused=fused)
+    optimizer = wrap(layer, "sgd", 2.0, decay=0.5)
     layer.weight.grad = torch.ones(1, 2)
     optimizer.step()
     assert layer.weight[0].tolist() == pytest.approx([(0.95 * 1.6) ** 2, -((0.95 * 3.6) ** 2)], rel=1e-5)
 
 
-@either_way
 @every_base
 @pytest.mark.parametrize("alpha", [1.125, 1.5, 2.0, 3.0])
-def test_the_move_first_then_the_decay(base: str, alpha: float, fused: bool | None) -> None:
+def test_the_move_first_then_the_decay(base: str, alpha: float) -> None:
     """Against the textbook: after every step of the wrapper without it, φ is multiplied."""
     plain, decayed = net(), net()
-    reference, optimizer = wrap(plain, base, alpha, fused=False), wrap(decayed, base, alpha, decay=2.0, fused=fused)
+    reference, optimizer = wrap(plain, base, alpha), wrap(decayed, base, alpha, decay=2.0)
     shrink = 1 - 2.0 * reference.param_groups[0]["lr"]
     for step in range(10):
         train(decayed, optimizer, 1, start=step)
@@ -56,11 +53,10 @@ def test_what_is_not_needed_goes_to_zero(alpha: float) -> None:
     assert layer.weight[0].tolist() == pytest.approx([left, -left], rel=1e-3, abs=0)
 
 
-@either_way
 @every_base
-def test_masks_hold_what_they_hold(base: str, fused: bool | None) -> None:
+def test_masks_hold_what_they_hold(base: str) -> None:
     model = net()
-    optimizer = wrap(model, base, 1.5, decay=2.0, fused=fused)
+    optimizer = wrap(model, base, 1.5, decay=2.0)
     generator = torch.Generator().manual_seed(0)
     used, trained = ({n: torch.rand(w.shape, generator=generator) < 0.5 for n, w in weights(model).items()
                       if n in optimizer.masters} for _ in range(2))  # fmt: skip
@@ -72,10 +68,9 @@ def test_masks_hold_what_they_hold(base: str, fused: bool | None) -> None:
         assert not model.get_parameter(name)[~used[name]].any(), name
 
 
-@either_way
-def test_hidden_weights_that_are_trained_decay_too(fused: bool | None) -> None:
+def test_hidden_weights_that_are_trained_decay_too() -> None:
     layer = one_weight([4.0, -9.0, 16.0, 25.0])
-    optimizer = wrap(layer, "sgd", 2.0, decay=0.5, fused=fused)
+    optimizer = wrap(layer, "sgd", 2.0, decay=0.5)
     used, trained = torch.tensor([[True, True, False, False]]), torch.tensor([[True, False, True, False]])
     optimizer.set_masks({"weight": used}, {"weight": trained})
     layer.weight.grad = torch.zeros(1, 4)
@@ -109,17 +104,16 @@ def test_each_group_has_its_own_rate_and_power() -> None:
     assert torch.equal(last.weight, before[1])  # without a power there is no φ to decay
 
 
-@either_way
 @every_base
-def test_it_goes_on_where_it_was_saved(base: str, fused: bool | None) -> None:
+def test_it_goes_on_where_it_was_saved(base: str) -> None:
     straight = net()
-    train(straight, wrap(straight, base, 1.5, decay=1.0, fused=fused), 20)
+    train(straight, wrap(straight, base, 1.5, decay=1.0), 20)
     model = net()
-    optimizer = wrap(model, base, 1.5, decay=1.0, fused=fused)
+    optimizer = wrap(model, base, 1.5, decay=1.0)
     train(model, optimizer, 10)
     saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     again = net(seed=1)
-    resumed = wrap(again, base, 1.5, decay=1.0, fused=fused)
+    resumed = wrap(again, base, 1.5, decay=1.0)
     again.load_state_dict(saved)
     resumed.load_state_dict(state)
     train(again, resumed, 10, start=10)

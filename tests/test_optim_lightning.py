@@ -85,3 +85,68 @@ def test_the_weights_are_right_as_soon_as_they_are_loaded(tmp_path: Path) -> Non
     fit(again, STEPS, tmp_path, tmp_path / f"step={STEPS}.ckpt")
     assert [int(p.count_nonzero()) for p in again.net.parameters()] == kept
     assert same(whole.net, again.net)
+
+
+# --- half precision -------------------------------------------------------------------------------------------------
+
+
+class Clipped(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    """Lightning evaluates its closure, and clips, inside the optimiser's step."""
+
+    def __init__(self, base: str) -> None:
+        super().__init__()
+        self.net, self.base = plain(0), base
+        self.norms: list[float] = []
+
+    def training_step(self, _: Tensor, index: int) -> Tensor:
+        x, y = batch(self.trainer.global_step)
+        return F.cross_entropy(self.net(x.bfloat16()), y)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.norms.append(norm(self.net))
+
+    def configure_optimizers(self) -> pp.Powerprop:
+        return pp.Powerprop(CLIPPED[self.base](self.net.parameters()), self.net, 2.0)
+
+
+CLIPPED = {
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+}
+
+
+def norm(model: torch.nn.Module) -> float:
+    return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]).item()
+
+
+@pytest.mark.parametrize("base", CLIPPED)
+def test_half_precision_with_clipping_is_the_loop_by_hand(base: str, tmp_path: Path) -> None:
+    steps, limit = 6, 0.05
+    module = Clipped(base)
+    trainer = lightning.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        precision="bf16-true",
+        gradient_clip_val=limit,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, DataLoader(torch.zeros(2, 1)))  # type: ignore[arg-type]
+    hand, norms = plain(0).bfloat16(), []
+    optimizer = pp.Powerprop(CLIPPED[base](hand.parameters()), hand, 2.0)
+    for step in range(steps):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(hand(x.bfloat16()), y).backward()
+        norms.append(norm(hand))
+        torch.nn.utils.clip_grad_norm_(hand.parameters(), limit)
+        optimizer.step()
+    assert all(p.dtype == torch.bfloat16 for p in module.net.parameters())
+    assert module.norms == norms
+    assert min(norms) > limit
+    assert same(hand, module.net)

@@ -88,13 +88,14 @@ def test_every_order_in_other_precisions(order: str, method: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("alpha", [1.375, 2.0])
-def test_the_state_alone_brings_the_weights_that_have_phi(alpha: float) -> None:
-    model, optimizer = begun("rigl", "momentum", alpha)
+def test_the_state_alone_brings_masks_and_hidden_weights(alpha: float) -> None:
+    model, optimizer = begun("topkast", "momentum", alpha)
     saved = {"optimizer": optimizer.state_dict()}
-    again, resumed = resumed_in("wrap, state", saved, lambda m: wrapped(m, "rigl", "momentum", alpha))
-    for name in optimizer.masters:
-        assert torch.equal(again.get_parameter(name), model.get_parameter(name))
+    again, resumed = resumed_in("wrap, state", saved, lambda m: wrapped(m, "topkast", "momentum", alpha))
     assert resumed.active == optimizer.active
+    again.load_state_dict(model.state_dict())
+    for name, weight in optimizer.masters.items():
+        assert torch.equal(resumed.masters[name].theta(), weight.theta())
 
 
 @every_alpha
@@ -290,17 +291,10 @@ def instead(key: str, value: Any) -> Callable[[dict[str, Any]], object]:
         (lambda s: s.pop("state"), "an optimiser's state has 'state' and 'param_groups', this one lacks state"),
         (lambda s: s["param_groups"][0]["params"].pop(), r"the state is of groups with \[3\] parameters, not \[4\]"),
         (without("powerprop"), r"the state is of weights \['0\.weight'\], not \['0\.weight', '2\.weight'\]"),
-        (without("powerprop_phi"), r"the state of '2\.weight' must hold a tensor 'powerprop_phi', got nothing"),
         (without("powerprop_active"), r"the state of '2\.weight' must hold a tensor 'powerprop_active', got nothing"),
-        (instead("powerprop_phi", 3), r"the state of '2\.weight' must hold a tensor 'powerprop_phi', got int"),
-        (
-            instead("powerprop_phi", torch.zeros(2)),
-            r"'powerprop_phi' of '2\.weight' must hold floating-point .* \(3, 10\), got torch\.float32 of shape \(2,\)",
-        ),
-        (instead("powerprop_phi", torch.zeros(3, 10).int()), r"got torch\.int32 of shape \(3, 10\)"),
         (instead("powerprop_active", torch.zeros(1).byte()), r"'powerprop_active' of '2\.weight': a mask of shape"),
         (instead("powerprop_active", torch.zeros(4)), r"'powerprop_active' of '2\.weight' must hold bytes, got torch"),
-        (instead("powerprop", torch.zeros(2)), r"'powerprop' of '2\.weight' must hold at least 4 numbers, got \[0"),
+        (instead("powerprop", torch.zeros(2)), r"'powerprop' of '2\.weight' must hold at least 3 numbers, got \[0"),
         (lambda s: s["state"][0]["powerprop_sparsify"].zero_(), "'powerprop_sparsify' is not a sparsifier's state"),
         (lambda s: s["state"][0].pop("powerprop_sparsify_generator"), "is not a sparsifier's state"),
         (lambda s: s["state"][0]["powerprop_sparsify_generator"].zero_(), "(?i)mt19937"),
@@ -319,6 +313,34 @@ def test_a_damaged_state_is_refused_and_changes_nothing(
     train(model, optimizer, BEFORE - 2)
     before = snapshot(optimizer)
     with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
+        optimizer.load_state_dict(state)
+    assert unchanged(optimizer, before)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without("powerprop_theta"), r"the state of '2\.weight' must hold a tensor 'powerprop_theta', got nothing"),
+        (instead("powerprop_theta", 3), r"the state of '2\.weight' must hold a tensor 'powerprop_theta', got int"),
+        (
+            instead("powerprop_theta", torch.zeros(2)),
+            r"'powerprop_theta' of '2\.weight' must hold floating-point .* \(3, 10\), got .* of shape \(2,\)",
+        ),
+        (instead("powerprop_theta", torch.zeros(3, 10).int()), r"got torch\.int32 of shape \(3, 10\)"),
+    ],
+)
+def test_damaged_hidden_weights_are_refused_and_change_nothing(
+    damage: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    test_a_damaged_state_is_refused_and_changes_nothing("topkast", damage, message)
+
+
+def test_a_state_of_version_0_1_is_an_error_that_says_so() -> None:
+    _, optimizer = begun("dense", "momentum", 2.0)
+    state = optimizer.state_dict()
+    state["state"][2]["powerprop_phi"] = torch.zeros(3, 10)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=r"saved by powerprop 0\.1, which kept φ in it"):
         optimizer.load_state_dict(state)
     assert unchanged(optimizer, before)
 
@@ -353,16 +375,17 @@ def test_state_dict_hooks_run() -> None:
 def test_the_state_is_the_base_optimiser_s_with_our_part_to_read() -> None:
     model = net()
     optimizer = wrap(model, "adam")
+    optimizer.set_masks(pp.magnitude_masks(model, 0.5))
     assert not optimizer.state
     train(model, optimizer, 2)
     weight = model[0].weight
     entry = optimizer.state[weight]  # type: ignore[index]
     assert entry["exp_avg"] is optimizer.base.state[weight]["exp_avg"]  # type: ignore[index]
-    assert torch.equal(entry["powerprop_phi"], optimizer.masters["0.weight"].phi)  # type: ignore[arg-type]
+    assert torch.equal(entry["powerprop_theta"], optimizer.masters["0.weight"].kept)  # type: ignore[arg-type]
     for key, value in entry.items():
         entry[key] = value.clone()
     assert set(optimizer.base.state[weight]) == {"step", "exp_avg", "exp_avg_sq"}  # type: ignore[index]
-    assert len(entry) == 5
+    assert len(entry) == 7
     optimizer.state[weight] = dict(entry)  # type: ignore[index]
     assert set(optimizer.base.state[weight]) == {"step", "exp_avg", "exp_avg_sq"}  # type: ignore[index]
     del optimizer.state[weight]["exp_avg"], optimizer.state[model[2].weight]  # type: ignore[index]

@@ -13,8 +13,8 @@ from torch.nn.utils import parametrizations
 
 import powerprop as pp
 import zoo
-from powerprop import models
 from powerprop.select import select
+from powerprop_paper import models
 
 
 def beside(layer: nn.Module) -> nn.Sequential:

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 import powerprop as pp
 from nets import batch, net, same, train, weights
 from powerprop.allocate import DISTRIBUTIONS
-from powerprop.master import Master
 from powerprop.sparsify.prune import allocate
-from powerprop.train.distributed import leave
+from powerprop.weight import WeightState
+from powerprop_paper.train.distributed import leave
 from sparse import METHODS, RANDOM, REDISTRIBUTE, STEPS, counts, sparse
 from unseen import UNSEEN
 
@@ -159,7 +159,7 @@ def test_closures_are_evaluated_once_and_mean_the_same(method: str, alpha: float
             return loss
 
         assert optimizer.step(closure).item() > 0
-    assert calls == 30
+    assert calls == 30 + (method == "snfs")  # it looks for a momentum of the base optimiser, which begins later
     assert same(plain, model)
 
 
@@ -354,7 +354,7 @@ def test_deterministic_algorithms_with_other_layouts() -> None:
     where = torch.zeros(4, 3, 3, 3, dtype=torch.bool)
     where[1, 2] = True
     for alpha in (1.0, 2.0):
-        Master("conv.weight", weight, alpha).put(where, torch.arange(1.0, 10.0))
+        WeightState("conv.weight", weight, alpha).put(where, torch.arange(1.0, 10.0))
         assert weight.detach()[1, 2].flatten().tolist() == pytest.approx(list(range(1, 10)))
 
 

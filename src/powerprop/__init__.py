@@ -5,11 +5,11 @@ from powerprop.allocate import at_most, half
 from powerprop.continual import EfficientPackNet, PackNet
 from powerprop.export.files import load, save
 from powerprop.flops import Flops, count_flops, layer_densities
+from powerprop.kernel import backend
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
-from powerprop.power import psi, psi_inverse, slope
 from powerprop.recalibrate import recalibrate
-from powerprop.reparam import fold, reparametrize
+from powerprop.reparam import fold, psi, psi_inverse, reparametrize, slope
 from powerprop.sparsify import DSR, SET, SNFS, SNIP, IterativePruning, RigL, Static, TopKAST
 from powerprop.sparsify.prune import magnitude_masks, prune, sparsity
 
@@ -30,6 +30,7 @@ __all__ = [
     "Static",
     "TopKAST",
     "at_most",
+    "backend",
     "count_flops",
     "export",
     "fold",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from powerprop.mask_entries import count
 from powerprop.select import Where, select
-from powerprop.tensorfiles import read_tensors, write_tensors
+from powerprop.tensorfiles import content_of, read_tensors, shape_of, write_tensors
 
 __all__ = ["Masks", "pack", "unpack"]
 
@@ -25,9 +26,10 @@ def pack(mask: Tensor) -> Tensor:
 
 def unpack(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
     """The boolean tensor that `pack` made these bytes from."""
-    size = int(np.prod(shape, dtype=np.int64))
-    if bits.numel() != (size + 7) // 8:
-        raise ValueError(f"a mask of shape {tuple(shape)} packs to {(size + 7) // 8} bytes, got {bits.numel()}")
+    size = math.prod(shape)
+    if bits.dtype != torch.uint8 or bits.numel() != (size + 7) // 8:
+        found = f"{bits.numel()} of {bits.dtype}"
+        raise ValueError(f"a mask of shape {tuple(shape)} packs to {(size + 7) // 8} bytes, got {found}")
     flat = np.unpackbits(bits.cpu().numpy(), count=size).astype(bool)
     return torch.from_numpy(flat).reshape(tuple(shape))
 
@@ -130,7 +132,8 @@ class Masks(Mapping[str, Tensor]):
     def load(cls, path: str | Path) -> Masks:
         """Read what `save` wrote; a truncated, damaged or foreign file is an error that names it."""
         tensors, shapes = read_tensors(path, _FORMAT)
-        return cls({n: unpack(tensors[n], tuple(s)) for n, s in shapes.items()})
+        with content_of(path):
+            return cls({n: unpack(tensors[n], shape_of(s)) for n, s in shapes.items()})
 
     def __repr__(self) -> str:
         return f"Masks({len(self)} weights, {self.count():,} of {self.numel():,} kept, density {self.density():.4f})"

@@ -1,15 +1,69 @@
-"""The textbook form: φ is the parameter, and gradients go through Ψ by the chain rule (paper, equation 1)."""
+"""Ψ(φ) = φ|φ|^(α-1), and the textbook form: φ is the parameter, with gradients through Ψ (paper, equation 1)."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
 
-from powerprop.power import check_alpha, psi, psi_inverse
 from powerprop.select import Where, select
 
-__all__ = ["Power", "fold", "reparametrize"]
+__all__ = ["Power", "check_alpha", "fold", "psi", "psi_inverse", "reparametrize", "slope"]
+
+
+def check_alpha(alpha: float, name: str = "") -> float:
+    """α as a float, or an error that repeats it: Ψ is defined for finite α ≥ 1."""
+    whose = f" for {name!r}" if name else ""
+    try:
+        value = math.nan if isinstance(alpha, (str, bool)) else float(alpha)
+    except OverflowError:  # of an integer beyond all floats
+        raise ValueError(f"alpha must be a finite number >= 1, got {alpha!s:.10}… beyond all floats{whose}") from None
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"alpha must be a finite number >= 1, got {alpha!r}{whose}") from None
+    if not (math.isfinite(value) and value >= 1.0):
+        raise ValueError(f"alpha must be a finite number >= 1, got {alpha!r}{whose}")
+    return value
+
+
+class _Psi(torch.autograd.Function):
+    """Ψ with its own backward: autograd through |φ|^(α-1) gives NaN at φ = 0 for 1 < α < 2."""
+
+    @staticmethod
+    def forward(ctx: Any, phi: Tensor, alpha: float) -> Tensor:
+        ctx.save_for_backward(phi)
+        ctx.alpha = alpha
+        return phi * phi.abs().pow(alpha - 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (phi,) = ctx.saved_tensors
+        return grad * slope(phi, ctx.alpha), None
+
+
+def psi(phi: Tensor, alpha: float) -> Tensor:
+    """θ = Ψ(φ) = φ|φ|^(α-1), differentiable, with the exact gradient α|φ|^(α-1) at 0 too."""
+    alpha = check_alpha(alpha)
+    return phi if alpha == 1 else _Psi.apply(phi, alpha)  # type: ignore[no-untyped-call]
+
+
+def psi_inverse(theta: Tensor, alpha: float) -> Tensor:
+    """φ = Ψ⁻¹(θ) = sign(θ)|θ|^(1/α): the initialisation that keeps the function (computed in float64)."""
+    alpha = check_alpha(alpha)
+    if alpha == 1:
+        return theta.clone()
+    wide = theta.double()
+    return torch.copysign(wide.abs().pow(1 / alpha), wide).to(theta.dtype)
+
+
+def slope(phi: Tensor, alpha: float) -> Tensor:
+    """Ψ'(φ) = α|φ|^(α-1): the factor by which large weights learn faster than small ones (equation 1)."""
+    alpha = check_alpha(alpha)
+    return torch.ones_like(phi) if alpha == 1 else phi.abs().pow(alpha - 1).mul_(alpha)
 
 
 class Power(nn.Module):

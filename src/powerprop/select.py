@@ -29,6 +29,11 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 # Of classes: LlamaRMSNorm and LayerNorm2d, but not NormLinear; ViTEmbeddings and PatchEmbed.
 _NORM_CLASS = re.compile(r"Norm(\dd)?$")
 _EMBEDDING_CLASS = re.compile(r"Embed(ding)?s?$")
+_ROUTER_CLASS = re.compile(r"(Router|Gate)$")
+# Of modules: what chooses experts, if there are any beside it.
+_ROUTERS = ("router", "gate")
+_EXPERTS = re.compile(r"experts?$", re.IGNORECASE)
+_STARTS_AT_ZERO = "lora_B"
 # Of parameters: what multiplies inputs (in_proj_weight, kernel, down_proj, W_q, w1) and what is an input or is added.
 _MULTIPLIES = re.compile(r"weight|kernel|(^|_)proj|^w\d*($|_)", re.IGNORECASE)
 _IS_ADDED = re.compile(r"(^|_)(bias|embed|token|pos(_|$|ition)|table|prompt|latent)", re.IGNORECASE)
@@ -66,9 +71,10 @@ def select(model: nn.Module, where: Where | None = None) -> dict[str, nn.Paramet
       it, a part of it that is *proj…*, or *w* with an optional number as its first (Hugging Face's `Conv1D`, batched
       experts, layers of your own).
 
-    These are not: biases, norms, embeddings and whatever is tied to one; parameters whose names say that they are added
-    or are inputs themselves (*pos…*, *embed…*, *token…*, *table…*, *prompt…*, *latent…*, *bias…*); scales, which have
-    at most one dimension that is larger than 1 among three or more.
+    These are not: biases, norms, embeddings and whatever is tied to one; parameters whose names say that they are
+    added or are inputs themselves (*pos…*, *embed…*, *token…*, *table…*, *prompt…*, *latent…*, *bias…*); scales, which
+    have at most one dimension that is larger than 1 among three or more; routers of mixtures of experts (a *router* or
+    *gate* beside *experts*); the second matrix of an adapter (*lora_B*), which starts at zero.
 
     Parameters of two or more dimensions of which neither is known (`A_log`, `embed_weight`), and layers under a
     parametrisation (weight_norm, spectral_norm), are left out with one warning that names them. Nothing chosen at all
@@ -90,7 +96,11 @@ def select(model: nn.Module, where: Where | None = None) -> dict[str, nn.Paramet
 
 def _default(model: nn.Module) -> dict[str, nn.Parameter]:
     tables, weights, unknown = set(), set(), set()
+    routers = _routers(model)
     for module, name, param in _owned(model):
+        if module in routers:
+            tables.add(id(param))
+            continue
         if isinstance(module, parametrize.ParametrizationList) or _is_old_part(module, name):
             continue
         if is_table(module):
@@ -99,7 +109,7 @@ def _default(model: nn.Module) -> dict[str, nn.Parameter]:
             weights.add(id(param))
         elif _is_matrix(param) and _multiplies(name) is None:
             unknown.add(id(param))
-    weights -= tables
+    weights -= tables | _adapters_that_start_at_zero(model)
     unknown -= weights | tables
     named = dict(model.named_parameters())
     _warn_of_skipped([n for n, p in named.items() if id(p) in unknown], _parametrised(model))
@@ -112,6 +122,21 @@ def _owned(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
         container = isinstance(module, (nn.ParameterList, nn.ParameterDict))
         for name, param in module.named_parameters(recurse=False):
             yield module, path.rpartition(".")[2] if container else name, param
+
+
+def _routers(model: nn.Module) -> set[nn.Module]:
+    """What chooses among experts: a mistake there is one of whole layers, and there is hardly anything to gain."""
+    found = set()
+    for parent in model.modules():
+        children = dict(parent.named_children())
+        if any(_EXPERTS.search(name) for name in children):
+            routers = (m for n, m in children.items() if n in _ROUTERS or _ROUTER_CLASS.search(type(m).__name__))
+            found |= {module for router in routers for module in router.modules()}
+    return found
+
+
+def _adapters_that_start_at_zero(model: nn.Module) -> set[int]:
+    return {id(p) for n, p in model.named_parameters() if _STARTS_AT_ZERO in n.split(".")}
 
 
 def _by_pattern(model: nn.Module, wanted: list[str]) -> dict[str, nn.Parameter]:

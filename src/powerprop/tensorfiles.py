@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from powerprop.files import FileError, sha256, write_atomically
 
-__all__ = ["read_tensors", "write_tensors"]
+__all__ = ["content_of", "read_tensors", "shape_of", "write_tensors"]
 
 KEY = "powerprop"
 """The one entry of the header: the order of several is not fixed, and equal content must give equal bytes."""
@@ -23,6 +25,19 @@ BLANK = "0" * 64
 """Stands where the checksum comes to stand while it is computed."""
 PREFIX = 8
 """Bytes of a safetensors file that tell the length of its header."""
+SHOWN = 1000
+"""Characters of an error that are repeated: what is wrong with a file may be as long as the file."""
+WRONG = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
+"""What content of another kind than was expected leads to, sooner or later."""
 
 
 def write_tensors(path: str | Path, format: str, tensors: Mapping[str, Tensor], data: Any = None) -> None:
@@ -53,6 +68,28 @@ def read_tensors(path: str | Path, format: str) -> tuple[dict[str, Tensor], Any]
         return from_safetensors(content), entry["data"]
     except (SafetensorError, ValueError, KeyError) as error:
         raise FileError(f"{path}: not a complete safetensors file ({error})") from None
+
+
+@contextmanager
+def content_of(path: str | Path, expected: str = "a complete safetensors file of powerprop") -> Iterator[None]:
+    """Whatever is wrong with the content of a file is an error of one line that names the file."""
+    try:
+        yield
+    except WRONG as error:
+        if isinstance(error, FileError) and str(error).startswith(str(path)):
+            raise
+        missing = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        text = " ".join(missing.split())[:SHOWN]
+        raise FileError(f"{path}: not {expected} ({text})") from None
+
+
+def shape_of(found: Any) -> tuple[int, ...]:
+    """A shape as a file declares it: a list of sizes, small enough for a tensor to have it."""
+    if not (isinstance(found, list) and all(type(size) is int and 0 <= size < 2**63 for size in found)):
+        raise ValueError(f"a shape must be a list of sizes, got {found!s:.80}")
+    if math.prod(max(1, size) for size in found) >= 2**63:
+        raise ValueError(f"no tensor has the shape {found!s:.80}")
+    return tuple(found)
 
 
 def _entry(path: str | Path, content: bytes) -> dict[str, Any]:

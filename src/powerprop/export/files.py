@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from powerprop.export.encode import decode, encode
+from powerprop.export.encode import decode, encode, unstored
 from powerprop.export.plan import Plan
 from powerprop.files import FileError, write_atomically
 from powerprop.mask_entries import count
+from powerprop.tensorfiles import content_of, shape_of
 
 __all__ = ["FORMAT", "Content", "Sizes", "TensorSize", "check_fits", "load", "metadata_of", "read", "save", "write"]
 
 FORMAT = "powerprop-model-1"
 PARTS = ("dense", "bits", "gaps", "values")
+UNSTORED = 2**24
+"""Zeros that no byte of a file need stand for, in all: older files do not store those that come last."""
 
 
 @dataclass(frozen=True)
@@ -114,22 +116,27 @@ def write(state: Mapping[str, Any], path: str | Path, plan: Plan | None = None) 
 def read(path: str | Path) -> Content:
     """Read and check a file that `save` wrote, without a model."""
     content = Path(path).read_bytes()
-    try:
+    with content_of(path, "a complete safetensors file of powerprop"):
         metadata = metadata_of(content)
         if metadata.get("format") != FORMAT:
             raise FileError(f"{path}: expected a file of format {FORMAT!r}, got {metadata.get('format')!r}")
         tensors = from_safetensors(content)
         if metadata.pop("sha256", None) != _checksum(tensors, metadata):
             raise FileError(f"{path}: the content does not have the checksum that was saved with it; it is damaged")
-        shapes, tied = json.loads(metadata["shapes"]), json.loads(metadata["tied"])
-        state = {name: decode(_parts(tensors, name), tuple(shape)) for name, shape in shapes.items()}
+        shapes = {name: shape_of(shape) for name, shape in json.loads(metadata["shapes"]).items()}
+        tied = json.loads(metadata["tied"])
+        _check_stored(tensors, shapes)
+        state = {name: decode(_parts(tensors, name), shape) for name, shape in shapes.items()}
         state |= {name: state[first] for name, first in tied.items()}
         plan = Plan.from_json(metadata["plan"]) if "plan" in metadata else None
         return Content(state, _sizes(tensors, shapes, tied, len(content)), plan)
-    except FileError:
-        raise
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path}: not a complete safetensors file of powerprop ({error})") from None
+
+
+def _check_stored(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """An error if tensors are declared that the bytes of the file do not stand for, before they take any memory."""
+    missing = sum(unstored(_parts(tensors, name), shape) for name, shape in shapes.items())
+    if missing > UNSTORED:
+        raise ValueError(f"it declares {missing:,} values more than it stores")
 
 
 def metadata_of(content: bytes) -> dict[str, str]:
@@ -138,7 +145,7 @@ def metadata_of(content: bytes) -> dict[str, str]:
     if not 2 <= length <= len(content) - 8:
         raise ValueError("its header is cut off")
     header = json.loads(content[8 : 8 + length])
-    return dict(header.get("__metadata__", {}))
+    return dict(header.get("__metadata__", {}).items())
 
 
 def _parts(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -172,7 +179,7 @@ def _kind(value: Any) -> str:
 
 
 def _sizes(
-    tensors: Mapping[str, Tensor], shapes: Mapping[str, list[int]], tied: Mapping[str, str], file_bytes: int
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]], tied: Mapping[str, str], file_bytes: int
 ) -> Sizes:
     sizes = Sizes()
     for name, shape in shapes.items():

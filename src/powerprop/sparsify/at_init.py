@@ -38,6 +38,10 @@ class SNIP(Method):
     def begin(self, optimizer: Powerprop) -> None:
         """Dense until the first gradient is there."""
 
+    def needs_gradients(self, optimizer: Powerprop) -> bool:
+        """Those of the first batch."""
+        return self.step == 0
+
     def before_step(self, optimizer: Powerprop) -> bool:
         """The first step becomes the masking."""
         masks = self.top(_sensitivity(optimizer)) if self.step == 0 else {}

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, overrides
 from powerprop.mask_entries import count, places
-from powerprop.master import Master
 from powerprop.optim import Powerprop
-from powerprop.sparsify.pattern import check_pattern, pattern_masks, sparsity_of
+from powerprop.sparsify.pattern import check_pattern, convolutions, pattern_masks, sparsity_of
 from powerprop.sparsify.prune import top_k, top_k_masks, warn_of_empty_layers
+from powerprop.weight import WeightState
 
 __all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "share", "step_count", "top_among"]
 
@@ -42,6 +42,8 @@ class Method:
     """Weights are tried at random, not chosen by gradients."""
     explores: ClassVar[bool] = False
     """Weights are trained that the forward pass does not use."""
+    grows_by_momentum: ClassVar[bool] = False
+    """Weights are chosen by the base optimiser's momentum, which must see the gradients of all of them."""
 
     sparsity: float
     _: KW_ONLY
@@ -85,7 +87,7 @@ class Method:
         weights = {n: m.param for n, m in optimizer.masters.items()}
         warn_of_empty_layers(weights, self.sparsity, self.distribution, self.layers, stacklevel=3)
         if self.pattern is not None:
-            check_pattern(weights, self.pattern, self.layers)
+            check_pattern(weights, self.pattern, self.layers, convolutions(optimizer.model))
         shapes = {n: w.shape for n, w in weights.items()}
         own = overrides(shapes, self.sparsity, self.layers)
         self.groups = [[n] for n in own] + [[n for n in shapes if n not in own]]
@@ -96,6 +98,10 @@ class Method:
         scores = {n: self.random(m.param) for n, m in optimizer.masters.items()}
         for name, mask in self.top(scores).items():
             set_mask(optimizer, name, mask)
+
+    def needs_gradients(self, optimizer: Powerprop) -> bool:
+        """Masks that stay need none."""
+        return False
 
     def before_step(self, optimizer: Powerprop) -> bool:
         """Count the step; the masks stay."""
@@ -175,7 +181,7 @@ def refuse_nan(name: str, values: Tensor, kind: str) -> None:
         )
 
 
-def active(master: Master) -> Tensor:
+def active(master: WeightState) -> Tensor:
     """The weights that the forward pass uses; all of them if there is no mask."""
     return torch.ones_like(master.param, dtype=torch.bool) if master.active is None else master.active
 

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from powerprop.mask_entries import count, places
-from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, constant
 from powerprop.sparsify.base import active, from_places
 from powerprop.sparsify.dynamic import SET, spread_within
 from powerprop.sparsify.prune import top_k
+from powerprop.weight import WeightState
 
 __all__ = ["DSR"]
 
@@ -51,7 +51,7 @@ class DSR(SET):
         """The same target at every update: the threshold does the adapting."""
         return constant(fraction)
 
-    def drop(self, masters: Mapping[str, Master]) -> dict[str, Tensor]:
+    def drop(self, masters: Mapping[str, WeightState]) -> dict[str, Tensor]:
         """All that reach the threshold survive; then the threshold adapts to how many did not."""
         survivors = {n: _reaching(m, self.height) for n, m in masters.items()}
         before = sum(count(active(m)) for m in masters.values())
@@ -81,7 +81,7 @@ class DSR(SET):
         self.height = float(state["height"])
 
 
-def _reaching(master: Master, height: float) -> Tensor:
+def _reaching(master: WeightState, height: float) -> Tensor:
     mask = active(master)
     here = places(mask)
     size = master.weight.detach().flatten().index_select(0, here).abs_()

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from powerprop.mask_entries import count, places
-from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, StepOrFraction, cosine, step_of
 from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, share, step_count, top_among
 from powerprop.sparsify.pattern import fill
+from powerprop.weight import WeightState
 
 __all__ = ["SET", "SNFS", "RigL"]
 
@@ -66,11 +66,11 @@ class SET(Method):
 
     # --- what methods differ in: whom to drop, how many to grow in each layer, and whom ---------------------------
 
-    def drop(self, masters: Mapping[str, Master]) -> dict[str, Tensor]:
+    def drop(self, masters: Mapping[str, WeightState]) -> dict[str, Tensor]:
         """Masks of the survivors: all but the smallest fraction of each layer."""
         return {n: self._largest(m) for n, m in masters.items()}
 
-    def _largest(self, master: Master) -> Tensor:
+    def _largest(self, master: WeightState) -> Tensor:
         mask = active(master)
         kept = count(mask)
         return top_among(master.weight.detach(), mask, kept - int(kept * self.rate(self.step)))
@@ -95,6 +95,10 @@ class SET(Method):
     def due(self) -> bool:
         """True if the next step is a mask update."""
         return (self.step + 1) % self.interval == 0 and self.step + 1 < self.last
+
+    def needs_gradients(self, optimizer: Powerprop) -> bool:
+        """To grow by, and to see which layers took part in the loss."""
+        return self.due
 
     def before_step(self, optimizer: Powerprop) -> bool:
         """Every `interval`-th step is a mask update."""
@@ -174,6 +178,7 @@ class SNFS(SET):
     label: ClassVar[str] = "SNFS"
     redistributes: ClassVar[bool] = True
     grows_at_random: ClassVar[bool] = False
+    grows_by_momentum: ClassVar[bool] = True
 
     fraction: float | Schedule = 0.5
     stop: StepOrFraction = 1.0
@@ -192,6 +197,11 @@ class SNFS(SET):
         super().begin(optimizer)
         self.optimizer = optimizer
         self.average = {n: torch.zeros_like(m.param) for n, m in optimizer.masters.items()}
+
+    def needs_gradients(self, optimizer: Powerprop) -> bool:
+        """At every step where the average is kept here."""
+        masters = optimizer.masters.values()
+        return self.due or any(base_momentum(optimizer, master) is None for master in masters)
 
     def before_step(self, optimizer: Powerprop) -> bool:
         """Keep the average up where the base optimiser has no momentum."""
@@ -246,7 +256,7 @@ class SNFS(SET):
         self.average = {n: t.clone() for n, t in state["average"].items()}
 
 
-def base_momentum(optimizer: Powerprop, master: Master) -> Tensor | None:
+def base_momentum(optimizer: Powerprop, master: WeightState) -> Tensor | None:
     """The base optimiser's own momentum of a weight, if it has one."""
     state = optimizer.base.state.get(master.param, {})
     found = state.get("momentum_buffer", state.get("exp_avg"))
@@ -268,7 +278,7 @@ def spread_within(
     return counts
 
 
-def grown_size(master: Master, old: Tensor, lost: Tensor) -> float:
+def grown_size(master: WeightState, old: Tensor, lost: Tensor) -> float:
     """The mean magnitude of the lost weights; else the smallest of the layer; else that of a fresh layer."""
     weight = master.weight.detach()
     found = _mean_size(weight, lost)
@@ -283,7 +293,7 @@ def _mean_size(values: Tensor, mask: Tensor) -> float:
     return float(chosen.abs().mean()) if chosen.numel() else 0.0
 
 
-def _lost(master: Master, survivors: Tensor) -> int:
+def _lost(master: WeightState, survivors: Tensor) -> int:
     return count(active(master)) - count(survivors)
 
 

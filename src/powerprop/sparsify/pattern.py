@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from powerprop.allocate import Layers, overrides
 
-__all__ = ["check_pattern", "fill", "pattern_masks", "pattern_of", "sparsity_of"]
+__all__ = ["check_pattern", "convolutions", "fill", "pattern_masks", "pattern_of", "sparsity_of"]
 
 
 def pattern_of(pattern: str) -> tuple[int, int]:
@@ -28,14 +29,32 @@ def sparsity_of(pattern: str) -> float:
     return 1 - n / m
 
 
-def check_pattern(weights: Mapping[str, Tensor], pattern: str, layers: Layers | None) -> set[str]:
-    """The weights that stay dense (`layers` says 0.0); an error that names a weight which no pattern fits."""
+def convolutions(model: nn.Module) -> set[str]:
+    """The names of the weights of convolutions, whose inputs are dimension 1 of three or more."""
+    layers = {f"{n}.weight".lstrip("."): m for n, m in model.named_modules() if isinstance(m, _ConvNd)}
+    return {name for name, layer in layers.items() if not layer.transposed}
+
+
+def check_pattern(
+    weights: Mapping[str, Tensor], pattern: str, layers: Layers | None, kernels: Container[str] | None = None
+) -> set[str]:
+    """The weights that stay dense (`layers` says 0.0); an error that names a weight which no pattern fits.
+
+    kernels: the names of convolutions' weights, if it is known; others of three dimensions (experts in one tensor, say)
+        do not tell which of them the inputs are.
+    """
     _, m = pattern_of(pattern)
     own = overrides({n: w.shape for n, w in weights.items()}, sparsity_of(pattern), layers)
     for name, kept in own.items():
         if kept != weights[name].numel():
             raise ValueError(f"with pattern={pattern!r} a layer follows it or is dense (0.0); layers asks for {name!r}")
     for name in (n for n in weights if n not in own):
+        if kernels is not None and weights[name].dim() > 2 and name not in kernels:
+            raise ValueError(
+                f"pattern={pattern!r} groups weights along the inputs, and {name!r} of shape "
+                f"{tuple(weights[name].shape)} is no convolution's, so that nothing says which dimension they are; "
+                f"leave it dense by layers={{{name!r}: 0.0}}"
+            )
         inputs = weights[name].shape[1] if weights[name].dim() > 1 else 0
         if inputs == 0 or inputs % m:
             raise ValueError(

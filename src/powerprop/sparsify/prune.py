@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, erk, kept, overrides, uniform
-from powerprop.fused.kernel import kernel
+from powerprop.kernel import kth_smallest
 from powerprop.mask_entries import above, count, places
 from powerprop.masks import Masks
 from powerprop.select import Where, select
-from powerprop.sparsify.pattern import pattern_masks, sparsity_of
+from powerprop.sparsify.pattern import check_pattern, convolutions, pattern_masks, sparsity_of
 
 __all__ = ["allocate", "magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks", "warn_of_empty_layers"]
 
@@ -40,14 +40,14 @@ def top_k(score: Tensor, k: int) -> Tensor:
 def _kth_smallest(flat: Tensor, k: int) -> Tensor:
     """The value at position k of the sorted scores; on a CPU by counting the floats' bits, in three passes over them.
 
-    Without a compiler numpy's partition does it, ten times faster than torch's. It is slow again where many of the
+    Without the kernel numpy's partition does it, ten times faster than torch's. It is slow again where many of the
     lowest are equal, as zeros and masked weights are: these are set aside first.
     """
     if flat.device.type != "cpu" or flat.dtype not in (torch.float32, torch.float64):
         wide = flat if flat.dtype == torch.float64 else flat.float()
         return wide.kthvalue(k + 1).values
-    if flat.dtype == torch.float32 and flat.is_contiguous() and (ours := kernel()) is not None:
-        return torch.tensor(ours.kth_smallest(flat, k), dtype=flat.dtype)
+    if (found := kth_smallest(flat, k)) is not None:
+        return torch.tensor(found, dtype=flat.dtype)
     scores = flat.numpy()
     lowest = scores.min()
     higher = scores > lowest
@@ -129,6 +129,7 @@ def magnitude_masks(
         raise ValueError(f"{shapeless[0]!r} has no shape yet: run one forward pass first")
     scores = {n: p.detach().abs() for n, p in weights.items()}
     if pattern is not None:
+        check_pattern(scores, pattern, layers, convolutions(model))
         return Masks(pattern_masks(scores, pattern, layers))
     return top_k_masks(scores, sparsity, distribution, layers)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from powerprop.allocate import check_sparsity
 from powerprop.mask_entries import count
-from powerprop.master import Master
 from powerprop.optim import Powerprop
 from powerprop.schedules import StepOrFraction, number, step_of
 from powerprop.sparsify.base import Method, step_count
 from powerprop.sparsify.prune import top_k_masks
+from powerprop.weight import WeightState
 
 __all__ = ["TopKAST"]
 
@@ -79,7 +79,7 @@ class TopKAST(Method):
                     master.decay = taken, taken / self._density(master)
         return False
 
-    def _density(self, master: Master) -> float:
+    def _density(self, master: WeightState) -> float:
         """D of one layer; counted once for each mask."""
         mask = master.active
         assert mask is not None
@@ -106,7 +106,7 @@ class TopKAST(Method):
         for name, master in optimizer.masters.items():
             self._set(optimizer, name, master, forward[name], backward[name] | forward[name])
 
-    def _set(self, optimizer: Powerprop, name: str, master: Master, used: Tensor, trained: Tensor) -> None:
+    def _set(self, optimizer: Powerprop, name: str, master: WeightState, used: Tensor, trained: Tensor) -> None:
         everything = count(trained) == trained.numel()
         if master.trainable is not None or not everything:
             optimizer.reset_state(name, ~trained if master.trainable is None else trained ^ master.trainable)

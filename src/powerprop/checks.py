@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from powerprop.master import Master
 from powerprop.select import Where, name_patterns
+from powerprop.weight import WeightState
 
-__all__ = ["check_decay", "check_kinds", "check_masks", "check_weight", "check_where", "nothing_chosen"]
+__all__ = [
+    "check_decay",
+    "check_groups",
+    "check_kinds",
+    "check_masks",
+    "check_still_here",
+    "check_weight",
+    "check_where",
+    "nothing_chosen",
+]
 
 
-def check_kinds(optimizer: object, model: object, sparsify: object, fused: object = None) -> None:
-    """An optimiser, a module, a sparsifier or none, and whether to use compiled code, if that is said."""
-    if fused not in (None, True, False):
-        raise TypeError(f"fused must be None, True or False, got {fused!r}")
+def check_kinds(optimizer: object, model: object, sparsify: object) -> None:
+    """An optimiser, a module, and a sparsifier or none."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if hasattr(optimizer, "masters"):
@@ -29,7 +37,7 @@ def check_kinds(optimizer: object, model: object, sparsify: object, fused: objec
         raise TypeError(f"sparsify must be a method such as RigL(sparsity=0.9, steps=10_000), got {sparsify!r}")
 
 
-def check_decay(decay: float, masters: Mapping[str, Master]) -> float:
+def check_decay(decay: float, masters: Mapping[str, WeightState]) -> float:
     """A decay of φ, which there must be."""
     if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < math.inf:
         raise ValueError(f"decay must be a number, at least 0, got {decay!r}")
@@ -49,6 +57,11 @@ def check_weight(name: str, param: nn.Parameter, alpha: float) -> None:
     """A weight that can be given this α."""
     if isinstance(param, UninitializedParameter):
         raise ValueError(f"{name!r} has no shape yet: run one forward pass before wrapping the optimiser")
+    if alpha > 1 and param.is_meta:
+        raise ValueError(
+            f"{name!r} is on the meta device and has no values yet: give it memory (model.to_empty) and initialise it "
+            f"before wrapping the optimiser"
+        )
     if alpha > 1 and param.numel() and not param.detach().any():
         raise ValueError(
             f"{name!r} is all zero: φ = 0 is a fixed point for alpha = {alpha:g} > 1, so it would never "
@@ -56,7 +69,28 @@ def check_weight(name: str, param: nn.Parameter, alpha: float) -> None:
         )
 
 
-def check_masks(masks: Mapping[str, Tensor], masters: Mapping[str, Master]) -> None:
+def check_groups(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Groups whose steps Powerprop follows up; its update is made in place, which autograd cannot see through."""
+    if any(group.get("differentiable") for group in groups):
+        raise ValueError(
+            "differentiable=True is for alpha = 1 without masks alone: gradients would not go through the update of "
+            "Powerprop; powerprop.reparametrize(model, alpha) is a form of it that autograd sees"
+        )
+
+
+def check_still_here(model: nn.Module, masters: Mapping[str, WeightState]) -> None:
+    """Without a gradient anywhere: whether the model still holds the parameters that were wrapped."""
+    if any(weight.param.grad is not None for weight in masters.values()):
+        return
+    named = dict(model.named_parameters(remove_duplicate=False))
+    if gone := [name for name, weight in masters.items() if named.get(name) is not weight.param]:
+        raise RuntimeError(
+            f"{gone[0]!r} of the model is no longer the parameter that was wrapped, so that no step would train it: "
+            f"fully_shard, to_empty and their like replace parameters; wrap the optimiser after them"
+        )
+
+
+def check_masks(masks: Mapping[str, Tensor], masters: Mapping[str, WeightState]) -> None:
     """Masks of weights that are here, each of the right kind and shape."""
     if unknown := set(masks) - set(masters):
         raise KeyError(f"masks for {sorted(unknown)}, but the weights here are {sorted(masters)}")
@@ -70,5 +104,6 @@ def nothing_chosen(model: nn.Module, where: Where | None) -> str:
     shown = ", ".join([*names[:5], *(["..."] if names[5:] else [])])
     return (
         f"no weight to give alpha to: the optimiser holds none that where={where!r} chooses among the model's "
-        f"parameters: {shown or 'none'}; does it hold this model's parameters, not a copy's? where= chooses others"
+        f"parameters: {shown or 'none'}; does it hold this model's parameters, not a copy's, and do they train "
+        f"(requires_grad)? where= chooses others"
     )

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from powerprop.master import Master
+from powerprop.weight import WeightState
 
 SHAPE = (6, 4, 3, 3)
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-def master(alpha: float, dtype: torch.dtype, layout: torch.memory_format) -> Master:
+def master(alpha: float, dtype: torch.dtype, layout: torch.memory_format) -> WeightState:
     values = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype)
-    return Master("conv.weight", torch.nn.Parameter(values.contiguous(memory_format=layout)), alpha)
+    return WeightState("conv.weight", torch.nn.Parameter(values.contiguous(memory_format=layout)), alpha)
 
 
 def mask(seed: int, density: float = 0.5) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_gradients_are_confined_to_what_is_trained(
 
 def test_what_is_trained_is_counted_once_for_each_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[torch.Tensor] = []
-    monkeypatch.setattr("powerprop.master.count", lambda mask: counted.append(mask) or int(mask.sum()))
+    monkeypatch.setattr("powerprop.weight.count", lambda mask: counted.append(mask) or int(mask.sum()))
     weight = master(1.5, torch.float32, torch.contiguous_format)
     assert weight.trained_count() == weight.param.numel()
     for seed in (1, 2):

@@ -1,0 +1,251 @@
+"""Powerprop's rule for the weights: where a move that any optimiser proposed takes them.
+
+    φ ← φ + move · α|φ|^(α-1),   w = φ|φ|^(α-1)      (the paper, section 2, "virtual targets")
+
+φ is determined by w and need not be kept: divided by φ, the same rule reads
+
+    r = α · move · sign(w)|w|^(1-2/α),   w ← w(1 + r)|1 + r|^(α-1),   and 0 stays 0.
+
+Near (|r| ≤ 1/2) the change is added to w, so that a move of zero leaves w as it is and no bias builds up. Far, where r
+may overflow or the sign change, φ itself is taken for the moment: its powers overflow only where the result does.
+A result below the smallest normal number is 0: such numbers are slow, and lost anyway.
+
+Three forms, held to each other by the tests: `textbook` (float64, through φ), torch (below), and `kernel/kernel.c`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from powerprop import kernel
+from powerprop.reparam import psi, psi_inverse, slope
+
+__all__ = ["Move", "power_update_", "textbook"]
+
+_NEAR = 0.5
+_CHUNK = 1 << 15  # numbers that stay in a CPU's cache from one operation to the next
+
+
+class Move(NamedTuple):
+    """What the base optimiser did to one weight, and what Powerprop makes of it.
+
+    target: where the base optimiser left the weight that the model shows (0 where it is not active); receives the new
+        effective weight, +0 where it is not active.
+    before: θ before the step, in full: what `active` hides has its value here.
+    active, trainable: the weights that the model uses, and those that move; None means all. Others keep their bits.
+    theta: receives the new θ, hidden values included; may be `before`.
+    shrink: what is left of φ after a decay of its own, 1 - lr·decay.
+    decay: the fractions of θ that are taken off the move, where active and elsewhere (Top-KAST's exploration).
+    """
+
+    target: Tensor
+    before: Tensor
+    alpha: float
+    active: Tensor | None = None
+    trainable: Tensor | None = None
+    theta: Tensor | None = None
+    shrink: float | Tensor = 1.0
+    decay: tuple[float, float] = (0.0, 0.0)
+
+    def check(self) -> None:
+        """An error if the tensors do not fit each other: torch would broadcast or convert some of them."""
+        target = self.target
+        for name, dtype in (
+            ("before", target.dtype),
+            ("active", torch.bool),
+            ("trainable", torch.bool),
+            ("theta", target.dtype),
+        ):
+            tensor = getattr(self, name)
+            if tensor is None or (tensor.shape, tensor.dtype, tensor.device) == (target.shape, dtype, target.device):
+                continue
+            wanted, got = (
+                f"{d} of shape {tuple(t.shape)} on {t.device}" for d, t in ((dtype, target), (tensor.dtype, tensor))
+            )
+            raise ValueError(f"{name} must be {wanted}, as the target is, got {got}")
+
+
+def power_update_(moves: Sequence[Move]) -> None:
+    """Make these moves, in place: compiled where `powerprop.kernel` can, else by torch, on any device.
+
+    Where α = 1 the target itself is the new weight, bit for bit, unless it is hidden or decays.
+    """
+    batches: dict[object, list[Move]] = defaultdict(list)
+    rest = moves if torch.compiler.is_compiling() else kernel.update(moves)
+    for move in rest:
+        move.check()
+    for move in rest:
+        if _by_bits(move.target, move.before):
+            for piece in _pieces(move):
+                _settle(piece, None if move.alpha == 1 else _moved_on_cpu(piece.before, _push(piece), piece.alpha))
+        else:
+            batches[move.alpha, move.target.dtype, move.target.device].append(move)
+    for batch in batches.values():
+        moved: list[Any] = [None] * len(batch)
+        if batch[0].alpha != 1:
+            moved = _moved([m.before for m in batch], [_push(m) for m in batch], batch[0].alpha)
+        for move, new in zip(batch, moved, strict=True):
+            _settle(move, new)
+
+
+def textbook(move: Move) -> Tensor:
+    """The new θ in float64, through φ as the paper has it: slow, and what the other forms are tested against."""
+    before, alpha, shrink = move.before.double(), move.alpha, torch.as_tensor(move.shrink, dtype=torch.float64)
+    phi = psi_inverse(before, alpha)
+    phi = (phi + _push(move._replace(target=move.target.double(), before=before)) * slope(phi, alpha)) * shrink
+    new = psi(phi, alpha)
+    return new if move.trainable is None else torch.where(move.trainable, new, before)
+
+
+# --- what surrounds the rule ----------------------------------------------------------------------------------------
+
+
+def _push(move: Move) -> Tensor:
+    """How far the base optimiser moved each weight from what the model showed, in memory of its own; with θ's decay."""
+    before, active = move.before, move.active
+    push = move.target - (before if active is None else _where(active, before))
+    if any(move.decay):
+        used, hidden = move.decay
+        push = push - (before * used if active is None else _where(active, before * used, before * hidden))
+    return push
+
+
+def _settle(move: Move, new: Tensor | None) -> None:
+    """Shrink what is trained, keep what is not, write θ and the effective weights; `new` is None where α = 1."""
+    target, before, alpha, active, trainable, theta, shrink, decay = move
+    if new is None:
+        new = target if theta is None else target.clone()
+        if any(decay):
+            new = before + _push(move)
+        elif active is not None:
+            new = _where(active, target, before + target)
+    if isinstance(shrink, Tensor) or shrink != 1:
+        new = new * _shrink_of_weight(shrink, alpha, new.dtype)
+    if alpha != 1:
+        new = _flushed(new)
+    if trainable is not None:
+        new = _where(trainable, new, before)
+    shown = new if active is None else _where(active, new)
+    if theta is not None:
+        theta.copy_(new)
+    if shown is not target:
+        target.copy_(shown)
+
+
+def _shrink_of_weight(shrink: float | Tensor, alpha: float, dtype: torch.dtype) -> float | Tensor:
+    """What is left of w where `shrink` is left of φ."""
+    if isinstance(shrink, Tensor):
+        return torch.copysign(shrink.abs().pow(alpha), shrink).to(dtype)
+    return math.copysign(abs(shrink) ** alpha, shrink)
+
+
+def _flushed(new: Tensor) -> Tensor:
+    """+0 for what is no normal number."""
+    info = torch.finfo(new.dtype)
+    return torch.hardshrink(new, info.tiny * (1 - info.eps))
+
+
+def _where(mask: Tensor, new: Tensor, other: Tensor | None = None) -> Tensor:
+    """`new` where the mask is, elsewhere `other` or +0, in fresh memory.
+
+    By bits on a CPU, where torch.where takes seven times as long; a product would let NaN pass.
+    """
+    if not _by_bits(new, mask):
+        return torch.where(mask, new, torch.zeros_like(new) if other is None else other)
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[new.element_size()]
+    bits = mask.to(whole).neg_()
+    if other is None:
+        return bits.bitwise_and_(new.view(whole)).view(new.dtype)
+    rest = other.view(whole)
+    return bits.bitwise_and_(new.view(whole) ^ rest).bitwise_xor_(rest).view(new.dtype)
+
+
+def _by_bits(*tensors: Tensor) -> bool:
+    """True for plain numbers on a CPU that nobody traces, maps or differentiates."""
+    if torch.compiler.is_compiling() or not all(kernel.is_plain(t, t.dtype) for t in tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+
+
+# --- on any device: all weights at once, and nothing that asks the device for an answer -----------------------------
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
+
+def _moved(before: list[Tensor], push: Tensors, alpha: float) -> list[Tensor]:
+    """The rule for many tensors of one kind."""
+    size = torch._foreach_clamp_min(torch._foreach_abs(before), torch.finfo(before[0].dtype).tiny)
+    push = torch._foreach_mul(torch._foreach_sign(before), push)  # positive where the weight grows
+    r = torch._foreach_mul(push, alpha)
+    if alpha != 2:
+        r = torch._foreach_mul(r, torch._foreach_pow(size, 1 - 2 / alpha))
+    close = torch._foreach_clamp_min(torch._foreach_clamp_max(r, _NEAR), -_NEAR)
+    change = torch._foreach_expm1(torch._foreach_mul(torch._foreach_log1p(close), alpha))
+    near = torch._foreach_addcmul(before, before, change)
+    far = _far(size, push, alpha)
+    return [_chosen(*each) for each in zip(before, r, near, far, strict=True)]
+
+
+def _far(size: Tensors, push: Tensors, alpha: float) -> Tensors:
+    """sign(φ)|φ|^α for φ = size^(1/α) + α · push · size^(1-1/α): the new weight, but for the sign of the old."""
+    root = torch._foreach_pow(size, 1 / alpha)
+    slopes = torch._foreach_mul(torch._foreach_div(size, root), alpha)
+    phi = torch._foreach_addcmul(root, push, slopes)
+    return torch._foreach_mul(torch._foreach_sign(phi), torch._foreach_pow(torch._foreach_abs(phi), alpha))
+
+
+def _chosen(before: Tensor, r: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    new = torch.where(r.abs() <= _NEAR, near, before.sign() * far)
+    return torch.where(before == 0, torch.zeros_like(new), new)
+
+
+# --- on a CPU: in the cache, and far lanes only where there are any ---------------------------------------------------
+
+
+def _pieces(move: Move) -> Iterator[Move]:
+    """Chunks of the tensors, if all lie alike in memory of their own; otherwise the whole, which no order can harm."""
+    target = move.target
+    tensors = {k: t for k, t in move._asdict().items() if isinstance(t, Tensor) and k != "shrink"}
+    strides = target.stride()
+    order = sorted(range(target.dim()), key=lambda dim: -strides[dim])
+    alike = all(t.shape == target.shape and t.permute(order).is_contiguous() for t in tensors.values())
+    if target.numel() <= _CHUNK or not alike or _shares_memory(move):
+        yield move
+        return
+    rows = [torch.split(t.permute(order).view(-1), _CHUNK) for t in tensors.values()]
+    for parts in zip(*rows, strict=True):
+        yield move._replace(**dict(zip(tensors, parts, strict=True)))
+
+
+def _shares_memory(move: Move) -> bool:
+    """True if what is written lies in the storage of something else, θ over `before` excepted."""
+    read = [t for t in (move.before, move.active, move.trainable) if t is not None]
+    theta = [] if move.theta is None or move.theta is move.before else [move.theta]
+    written = [t.untyped_storage().data_ptr() for t in (move.target, *theta)]
+    return len(set(written)) < len(written) or any(t.untyped_storage().data_ptr() in written for t in read)
+
+
+def _moved_on_cpu(before: Tensor, push: Tensor, alpha: float) -> Tensor:
+    """The rule for one tensor."""
+    size = before.abs()
+    if alpha == 2:  # r = 2 · sign(w) · move, and the sign goes out of w · r(r + 2)
+        r = push * 2
+        new = torch.addcmul(before, push, size.addcmul_(before, push), value=4)
+    else:
+        r = size.clamp_(min=torch.finfo(before.dtype).tiny).log2_().mul_(1 - 2 / alpha).exp2_()
+        r.mul_(push).mul_(before.sign().mul_(alpha))
+        new = torch.addcmul(before, before, r.log1p().mul_(alpha).expm1_())
+    low, high = map(float, torch.aminmax(r)) if r.numel() else (0.0, 0.0)
+    if not (low >= -_NEAR and high <= _NEAR):  # NaN is far
+        far = ~(r.abs() <= _NEAR)
+        start, move = before.masked_select(far), push.masked_select(far)
+        sign, size = start.sign(), start.abs().clamp_(min=torch.finfo(before.dtype).tiny)
+        moved = sign * _far([size], [sign * move], alpha)[0]
+        new.masked_scatter_(far, torch.where(start == 0, torch.zeros_like(start), moved))
+    return new
