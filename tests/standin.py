@@ -9,8 +9,8 @@ import sys
 
 import torch
 
-from powerprop import data
-from powerprop.data import DataNotFound, Images
+from powerprop_paper import data
+from powerprop_paper.data import DataNotFound, Images
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 real_load = data.load
@@ -44,6 +44,6 @@ if __name__ in ("__main__", "__mp_main__"):
     install()
 
 if __name__ == "__main__":
-    from powerprop.cli import main
+    from powerprop_paper.cli import main
 
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

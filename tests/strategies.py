@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from powerprop.continual import (
     AGEM,
+    DER,
     DGR,
     ER,
     EWC,
@@ -21,8 +23,10 @@ from powerprop.continual import (
     SI,
     VCL,
     Classification,
+    DERpp,
     EfficientPackNet,
     Elbo,
+    ICaRL,
     JointTraining,
     Laplace,
     LwF,
@@ -36,7 +40,7 @@ from powerprop.continual import (
     Strategy,
     SupSup,
 )
-from powerprop.models import ReplayVAE
+from powerprop_paper.models import ReplayVAE
 
 FEATURES = 8
 
@@ -53,7 +57,15 @@ class Row(NamedTuple):
 
     kind: type[Strategy]
     options: dict[str, Any]
-    objectives: tuple[str, ...] = ("classification", "regression", "multi-label", "elbo", "function")
+    objectives: tuple[str, ...] = (
+        "classification",
+        "regression",
+        "multi-label",
+        "elbo",
+        "function",
+        "dictionary",
+        "sliced",
+    )
     alphas: tuple[float, ...] = (1.0, 1.5)
     masks: bool = False
     batch: bool = False
@@ -62,13 +74,17 @@ class Row(NamedTuple):
 
 STRATEGIES: dict[str, Row] = {
     "agem": Row(AGEM, {"memory": 40}),
+    "der": Row(DER, {"memory": 40}, batch=True),
+    "der++": Row(DERpp, {"memory": 40}, batch=True),
     "dgr": Row(DGR, {"hidden": (12,), "latent": 3}, ("classification",), batch=True),
     "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
     "er": Row(ER, {"memory": 40}),
+    "er-online": Row(ER, {"memory": 40, "fill": "step"}, batch=True),
     "ewc": Row(EWC, {"strength": 10.0}),
     "gem": Row(GEM, {"memory": 40}),
     "gpm": Row(GPM, {"threshold": 0.9}, alphas=(1.0,)),
     "hat": Row(HAT, {}, masks=True),
+    "icarl": Row(ICaRL, {"memory": 40}, objectives=("classification",), batch=True),
     "joint-training": Row(JointTraining, {}),
     "laplace": Row(Laplace, {"strength": 10.0, "decay": 0.9}),
     "lwf": Row(LwF, {}, objectives=("classification",), batch=True),
@@ -105,9 +121,29 @@ def network(outputs: int) -> nn.Module:
     )
 
 
+class Named(nn.Module):
+    """A network that takes its inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network(2)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Any:
+        return self.layers(inputs["x"])
+
+
 def squared_error(model: Callable[[Tensor], Tensor], batch: Any, task: int) -> Tensor:
     x, y = batch
     return (model(x) - y).square().mean()
+
+
+def of_dictionaries(model: Callable[[Tensor], Tensor], batch: Any, task: int) -> Tensor:
+    return (model({"x": batch["x"]}) - batch["y"]).square().mean()
+
+
+def of_slices(model: Callable[[Tensor], Tensor], batch: Any, task: int) -> Tensor:
+    """What a language model does: inputs and targets are cut out of one tensor, which the model could not take."""
+    return (model(batch[:, :FEATURES]) - batch[:, FEATURES:]).square().mean()
 
 
 OBJECTIVES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
@@ -116,6 +152,8 @@ OBJECTIVES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "multi-label": (lambda: network(4), MultiLabel),
     "elbo": (Autoencoder, Elbo),
     "function": (lambda: network(2), lambda: squared_error),
+    "dictionary": (Named, lambda: of_dictionaries),
+    "sliced": (lambda: network(2), lambda: of_slices),
 }
 PAIRS = [(name, objective) for name, row in STRATEGIES.items() for objective in row.objectives]
 
@@ -130,6 +168,31 @@ def tensors(objective: str, task: int, count: int = 64) -> tuple[Tensor, Tensor]
     return x, (y > 0).float() if objective == "multi-label" else y[:, :2]
 
 
+class Dictionaries(Dataset[dict[str, Tensor]]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.x[index], "y": self.y[index]}
+
+
+def data_of(objective: str, task: int) -> Any:
+    """The data of a task as `learn` takes it."""
+    x, y = tensors(objective, task)
+    if objective == "dictionary":
+        return Dictionaries(x, y)
+    return torch.cat([x, y], 1) if objective == "sliced" else (x, y)
+
+
+def inputs_of(objective: str, task: int) -> Any:
+    """Some inputs as the network takes them."""
+    x = tensors(objective, task)[0]
+    return {"x": x} if objective == "dictionary" else x
+
+
 def network_of(name: str, objective: str = "classification") -> nn.Module:
     return (STRATEGIES[name].model or OBJECTIVES[objective][0])()
 
@@ -142,6 +205,8 @@ def make(name: str, objective: str = "classification", alpha: float = 1.0, seed:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.uniform_(-0.5, 0.5, generator=generator)
+    if issubclass(row.kind, EWC) and objective in ("function", "dictionary", "sliced"):
+        options.setdefault("labels", "empirical")  # the Fisher information of a function is not known
     options = {
         "steps": 20,
         "batch_size": 16,

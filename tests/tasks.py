@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import Classification, EfficientPackNet, Naive, PackNet, Strategy, Task, make_task
-from powerprop.models import Heads, mlp
+from powerprop_paper.models import Heads, mlp
 
 FEATURES, CLASSES = 12, 3
 

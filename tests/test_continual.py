@@ -11,7 +11,7 @@ from torch import nn
 from nets import same
 from powerprop.continual import Accuracies, EfficientPackNet, PackNet, accuracy_on, learn_stream, make_task
 from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.train import NonFiniteError
+from powerprop_paper.train import NonFiniteError
 from tasks import (
     CLASSES,
     NormNet,
@@ -287,7 +287,7 @@ def test_a_network_that_moves_answers_at_once() -> None:
     before = ours.logits(x, 0)
     ours.model.double()
     assert torch.allclose(ours.logits(x.double(), 0).float(), before, atol=1e-5)
-    assert all(m.phi is not None and m.phi.dtype == torch.float64 for m in ours.optimizer.masters.values())
+    assert all(m.theta().dtype == torch.float64 for m in ours.optimizer.masters.values())
 
 
 @pytest.fixture

@@ -123,13 +123,15 @@ def test_the_naive_learner_names_the_tasks_it_knows(labels: str) -> None:
 
 
 @every_method
-def test_tasks_come_in_the_order_of_their_indices(method: str) -> None:
+def test_a_task_is_called_by_its_index_and_learned_once(method: str) -> None:
     ours = learner(method, steps=2)
-    with pytest.raises(ValueError, match="toy 5: expected the task with index 0, got 5"):
+    ours.learn(toy_task(5))
+    with pytest.raises(ValueError, match=r"toy 5: 5 was learned already \(5 was\)"):
         ours.learn(toy_task(5))
     ours.learn(toy_task(0))
-    with pytest.raises(ValueError, match="toy 0: expected the task with index 1, got 0"):
-        ours.learn(toy_task(0))
+    assert ours.ids == [5, 0]
+    with pytest.raises(ValueError, match=r"task must be one of 5, 0 \(the tasks learned so far\), got 1"):
+        ours.predict(toy_task(0).test().x, 1)
 
 
 class AnySize(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,19 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
+import runs
 import standin
-from powerprop import data
-from powerprop.cli import main
-from powerprop.commands.options import with_strategies
 from powerprop.continual import SCENARIOS, STRATEGIES, Scenario
-from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.continual.baselines.arms import Arm, Choice, arms, choices, chosen, jobs, trainings
-from powerprop.experiments.continual.baselines.config import Config
-from powerprop.experiments.continual.baselines.measured import Comparison, comparisons, measure_all
-from powerprop.experiments.continual.baselines.network import build
-from powerprop.experiments.continual.baselines.protocol import (
+from powerprop.optim import Powerprop
+from powerprop_paper import data
+from powerprop_paper.cli import main
+from powerprop_paper.experiments.baselines.learners import build, make_learner, make_stream, plan_of
+from powerprop_paper.experiments.baselines.protocol import (
     OF_THE_STREAM,
     PROTOCOLS,
     TASK_GIVEN_ONLY,
@@ -33,29 +27,40 @@ from powerprop.experiments.continual.baselines.protocol import (
     steps_of,
     strength_of,
 )
-from powerprop.experiments.continual.baselines.published import PRINTED, PUBLISHED, Value
-from powerprop.experiments.continual.baselines.report import Story, findings, headline, run_note
-from powerprop.experiments.continual.baselines.train import make_learner, make_stream, plan_of, run_job
-from powerprop.experiments.harness.rates import equal_rate
-from powerprop.experiments.harness.runner import run
-from powerprop.optim import Powerprop
-from powerprop.report import Mean, method_look, write_page
+from powerprop_paper.experiments.baselines.published import PRINTED, PUBLISHED, Value
+from powerprop_paper.experiments.baselines.strategies import (
+    EXPERIMENTS,
+    SPLIT_MNIST,
+    Choice,
+    Comparison,
+    Config,
+    Method,
+    Story,
+    choices,
+    choose,
+    comparisons,
+    headline,
+    learn,
+    make_page,
+    measure,
+    run_note,
+    settings_of,
+    trainings,
+    twins_headline,
+)
+from powerprop_paper.folder import TIMES
+from powerprop_paper.report import Mean, method_look
+from powerprop_paper.run import Row, Rows
+from powerprop_paper.train import equal_rate
 
-TABLES = [name for name, experiment in EXPERIMENTS.items() if experiment.config is Config]
-SMOKE = EXPERIMENTS["split-mnist-strategies"].presets["smoke"]
+SMOKE = SPLIT_MNIST["smoke"]
+CPU = torch.device("cpu")
 PLAN = Plan(tasks=5, steps=90, epochs=4, examples=1000, width=400)
 
 
 def load(name: str) -> data.Images:
-    """The stand-in images; CIFAR-100 is made up of ten patterns in a hundred classes."""
-    images = standin.load("mnist") if name == "mnist" else standin.made_up("cifar10", 2000, 400)
-    if name == "mnist":
-        return images
-    extra = [10 * (torch.arange(len(labels)) % 10) for labels in (images.train_y, images.test_y)]
-    labels = images.train_y + extra[0], images.test_y + extra[1]
-    return data.Images(
-        name, images.train_x, labels[0], images.test_x, labels[1], tuple(map(str, range(100))), "half of it"
-    )
+    """The stand-in images, all of them; CIFAR-100 is made up of ten patterns in a hundred classes."""
+    return standin.load(name) if name == "mnist" else runs.digits_or_hundred(name)
 
 
 @pytest.fixture(autouse=True)
@@ -65,50 +70,42 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
 @pytest.mark.filterwarnings("ignore:.*(all gates of|fell to|no sub-network)")  # after so few steps
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_smoke(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
-    config = experiment.presets["smoke"]
-    run(experiment, "smoke", config, tmp_path, 1, Console(file=io.StringIO()))
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [row["label"] for row in summary["rows"]] == [arm.label for arm in arms(config)]
-    for row in summary["rows"]:
-        own = [s for kinds in outputs_of(config.benchmark, row["strategy"], config.columns()).values() for s in kinds]
-        for scenario, value in row["accuracy"].items():
-            assert (value is not None) == (scenario in own)
-            assert value is None or 0 <= value["mean"] <= 1
-        assert row["memory_bytes"] >= 0
-        assert row["diverged"] == 0
+    cfg = experiment.presets["smoke"]
+    summary = runs.run_smoke(experiment, tmp_path)
+    methods = list(dict.fromkeys(method for method, _ in trainings(cfg)))
+    rows = runs.table(summary, cfg.benchmark)
+    assert [row["0"] for row in rows] == [method.label for method in methods]
+    for method, row in zip(methods, rows, strict=True):
+        own = [s for kinds in outputs_of(cfg.benchmark, method.strategy, cfg.columns).values() for s in kinds]
+        for scenario in cfg.columns:
+            assert (row[scenario] is not None) == (scenario in own)
+            assert row[scenario] is None or 0 <= row[scenario]["mean"] <= 1
+        assert row["kept (MB)"] >= 0
+        assert row["seconds"] > 0
+    assert not summary["jobs"]["diverged"]
     html = (tmp_path / "report.html").read_text()
-    assert all(scenario in html for scenario in config.columns())
-    assert ("half of it" in html) == (config.benchmark == "split-cifar100")
+    assert all(scenario in html for scenario in cfg.columns)
+    assert ("half of it" in html) == (cfg.benchmark == "split-cifar100")
 
 
 def test_smoke_has_every_method() -> None:
-    assert {arm.name for arm in arms(SMOKE)} == set(STRATEGIES)
+    assert set(SMOKE.names) == set(STRATEGIES)
 
 
-def test_the_command_line_leads_to_the_table(tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    command = ["run", "split-mnist", "--strategy", "Naive", "ER", "--preset", "smoke", "--workers", "1", "--out", out]
-    assert main(command) == 0
-    rows = json.loads((tmp_path / "run" / "summary.json").read_text())["rows"]
-    assert [row["label"] for row in rows] == ["ER", "Naive"]
-    assert "powerprop run split-mnist-strategies --preset smoke --strategy Naive ER" in (
-        tmp_path / "run" / "report.html"
-    ).read_text(encoding="utf-8")
-
-
-def test_strategy_is_redirected_only_where_there_is_a_table() -> None:
-    asked = ["run", "split-mnist", "--strategy=EWC", "--preset", "cpu"]
-    assert with_strategies(asked) == ["run", "split-mnist-strategies", *asked[2:]]
-    for plain in (["run", "split-mnist"], ["run", "mnist-oneshot", "--strategy", "EWC"], ["list"], []):
-        assert with_strategies(plain) == plain
+def test_some_methods_from_the_command_line(tmp_path: Path) -> None:
+    command = ["run", "split-mnist-strategies", "--strategies", "Naive", "ER", "--preset", "smoke", "--workers", "1"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "powerprop run split-mnist-strategies --preset smoke --strategies Naive ER" in html
 
 
 def test_a_method_that_is_not_known_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "split-mnist", "--strategy", "EWCC"]) == 2
-    assert "strategy must be one of all," in (said := capsys.readouterr().err)
+    assert main(["run", "split-mnist-strategies", "--strategies", "EWCC"]) == 2
+    said = capsys.readouterr().err
+    assert "strategies on split-mnist must be all, or some of" in said
     assert "'EWCC'" in said
 
 
@@ -118,10 +115,10 @@ SMALL = replace(SMOKE, tasks=3)
 @pytest.mark.parametrize("name", ["Naive", "ER", "SI", "EfficientPackNet"])
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")
 def test_stopped_after_any_task_and_resumed(name: str, tmp_path: Path) -> None:
-    job = Arm(name, 1.0).job("stream", 0)
+    settings = {**settings_of(Method(name, 1.0), "stream", Choice()), "seed": 0}
     for folder in ("whole", "parts"):
         (tmp_path / folder).mkdir()
-    whole = run_job(SMALL, job, tmp_path / "whole", lambda *_: None)
+    whole = learn(SMALL, tmp_path / "whole", lambda *_: None, **settings)
 
     def stop(at: int, done: float, numbers: dict[str, float]) -> None:
         if numbers["task"] == at:
@@ -129,51 +126,90 @@ def test_stopped_after_any_task_and_resumed(name: str, tmp_path: Path) -> None:
 
     for at in (2, 3):
         with pytest.raises(KeyboardInterrupt):
-            run_job(SMALL, job, tmp_path / "parts", partial(stop, at))
-    parts = run_job(SMALL, job, tmp_path / "parts", lambda *_: None)
-    assert {**parts, "seconds": 0} == {**whole, "seconds": 0}
+            learn(SMALL, tmp_path / "parts", partial(stop, at), **settings)
+    assert learn(SMALL, tmp_path / "parts", lambda *_: None, **settings) == whole
+    first, second = ((tmp_path / folder / "metrics.jsonl").read_bytes() for folder in ("whole", "parts"))
+    assert first == second
 
 
-def result(accuracy: float, **changes: Any) -> dict[str, Any]:
-    """What a job finds that learned two tasks."""
-    rows = [[accuracy], [accuracy, accuracy]]
-    accuracies = dict.fromkeys(SCENARIOS, rows)
-    found = {"accuracies": accuracies, "validation": dict.fromkeys(SCENARIOS, accuracy), "memory_bytes": 2_000_000}
-    return {**found, "seconds": 3.0, "together": None, "note": "", **changes}
+def fake_rows(cfg: Config, folder: Path, accuracy: float, seeds: int = 1, **changes: Any) -> Rows:
+    """What the jobs of all trainings found that learned two tasks, as published."""
+    (folder / TIMES).write_text("[1.0, 2.0]")
+    values = [[accuracy], [accuracy, accuracy]]
+    found = {
+        "accuracies": dict.fromkeys(SCENARIOS, values), "validation": dict.fromkeys(SCENARIOS, accuracy),
+        "memory_bytes": 2_000_000, "group_accuracy": None, "note": "", **changes,
+    }  # fmt: skip
+    every = [settings_of(*pair, Choice()) for pair in trainings(cfg)]
+    return Rows(Row({**settings, "seed": seed, **found}, folder) for seed in range(seeds) for settings in every)
+
+
+def tried(
+    method: Method, values: dict[Choice, float], seeds: int = 1, diverged: Choice | None = None, outputs: str = "heads"
+) -> Rows:
+    """Rows of tuning."""
+    rows = [
+        {**settings_of(method, outputs, choice), "seed": seed, "validation": {"task-incremental": value}}
+        for seed in range(seeds)
+        for choice, value in values.items()
+    ]
+    found = runs.rows_of(rows)
+    for row in found:
+        if diverged and (row["strength"], row["rate"]) == diverged and row["seed"] == seeds - 1:
+            row["diverged"] = "task 1: the loss is nan"
+    return found
 
 
 def test_strengths_are_chosen_on_validation_data_for_each_power_by_itself() -> None:
-    config = replace(
-        SMOKE,
-        strategy=("EWC", "Naive"),
-        powerprop=("EWC",),
-        scenarios=("task-incremental",),
-        strengths=(0.1, 1.0),
-        seeds=2,
-    )
-    first = jobs(config, {})
-    plain, power = Arm("EWC", 1.0), Arm("EWC", config.alpha)
-    assert [job.key for job in first] == [
-        arm.job("heads", 0, Choice(each)).key for arm in (plain, power) for each in (0.1, 1.0)
-    ]
-    results = {job.key: result(0.5) for job in first}
-    results[plain.job("heads", 0, Choice(1.0)).key] = result(0.9)
-    results[power.job("heads", 0, Choice(0.1)).key] = result(0.9)
-    assert [chosen(config, arm, "heads", results) for arm in (plain, power)] == [Choice(1.0), Choice(0.1)]
-    later = {job.key for job in jobs(config, results)} - results.keys()
-    assert later == {
-        plain.job("heads", 1, Choice(1.0)).key,
-        power.job("heads", 1, Choice(0.1)).key,
-        *(Arm("Naive", 1.0).job("heads", seed).key for seed in range(2)),
-    }
+    cfg = replace(SMOKE, strategies=("EWC",), powerprop=("EWC",), scenarios=("task-incremental",), strengths=(0.1, 1.0))
+    plain, power = Method("EWC", 1.0), Method("EWC", cfg.alpha)
+    assert trainings(cfg) == [(plain, "heads"), (power, "heads")]
+    rows = Rows([
+        *tried(plain, {Choice(0.1): 0.5, Choice(1.0): 0.9}), *tried(power, {Choice(0.1): 0.9, Choice(1.0): 0.5})
+    ])  # fmt: skip
+    assert [choose(cfg, method, "heads", rows) for method in (plain, power)] == [Choice(1.0), Choice(0.1)]
+
+
+def test_choices_are_made_by_all_tuning_seeds() -> None:
+    cfg, ewc = replace(SMOKE, strengths=(0.1, 1.0), tuning_seeds=2), Method("EWC", 1.0)
+    first = tried(ewc, {Choice(0.1): 0.6, Choice(1.0): 0.5})  # which alone would take 0.1
+    second = tried(ewc, {Choice(0.1): 0.6, Choice(1.0): 0.8})
+    assert choose(cfg, ewc, "heads", first) == Choice(0.1)
+    assert choose(cfg, ewc, "heads", Rows([*first, *second])) == Choice(1.0)
+    lost = tried(ewc, {Choice(0.1): 0.6, Choice(1.0): 0.8}, seeds=2, diverged=Choice(1.0))
+    assert choose(cfg, ewc, "heads", lost) == Choice(0.1)
+    with pytest.raises(ValueError, match="tuning_seeds"):
+        replace(cfg, tuning_seeds=0)
+
+
+def test_rates_are_chosen_together_with_strengths() -> None:
+    cfg = replace(SMOKE, strengths=(0.1, 1.0), rates=(1.0, 3.0))
+    ewc, naive = Method("EWC", 1.0), Method("Naive", 1.0)
+    assert choices(cfg, ewc) == [Choice(0.1, 1.0), Choice(0.1, 3.0), Choice(1.0, 1.0), Choice(1.0, 3.0)]
+    values = dict.fromkeys(choices(cfg, ewc), 0.5) | {Choice(0.1, 3.0): 0.9}
+    assert choose(cfg, ewc, "heads", tried(ewc, values)) == Choice(0.1, 3.0)
+    values = {Choice(1.0, 1.0): 0.5, Choice(1.0, 3.0): 0.9}
+    assert choose(cfg, naive, "heads", tried(naive, values)) == Choice(1.0, 3.0)
+
+
+def test_si_may_have_strengths_of_its_own() -> None:
+    cfg = replace(SMOKE, strengths=(0.5, 1.0), si_strengths=(32.0,), rates=(1.0,))
+    si, ewc = Method("SI", 1.0), Method("EWC", 1.0)
+    assert choices(cfg, si) == [Choice(32.0)]
+    assert choose(cfg, si, "heads", Rows()) == Choice(32.0)
+    assert choices(cfg, ewc) == [Choice(0.5), Choice(1.0)]
+    assert choices(replace(cfg, si_strengths=()), si) == choices(cfg, ewc)
+    assert choices(cfg, Method("Naive", 1.0)) == [Choice()]
+    with pytest.raises(ValueError, match=r"si_strengths must be above 0, got 0\.0"):
+        replace(cfg, si_strengths=(0.0,))
+    with pytest.raises(ValueError, match=r"si_strengths must be none or some, each once, got \(1\.0, 1\.0\)"):
+        replace(cfg, si_strengths=(1.0, 1.0))
 
 
 def test_a_strength_is_a_factor_of_the_published_one() -> None:
-    settings = {"strategy": "EWC", "alpha": 1.0, "outputs": "heads", "seed": 0}
-    images = load("mnist")
     published = STRATEGIES["EWC"].PUBLISHED["split-mnist/task-incremental"]["strength"]
     for factor in (1.0, 0.1):
-        learner: Any = make_learner(SMOKE, {**settings, "strength": factor, "rate": 1.0}, images, torch.device("cpu"))
+        learner: Any = make_learner(SMOKE, load("mnist"), "EWC", 1.0, "heads", factor, 1.0, 0, CPU)
         assert learner.strength == pytest.approx(factor * published)
 
 
@@ -200,49 +236,9 @@ def test_a_typical_weight_learns_equally_fast_under_alpha(base: Any) -> None:
 
 
 def test_the_rate_is_a_factor_of_the_protocol_s() -> None:
-    settings = {"strategy": "Naive", "outputs": "heads", "seed": 0, "strength": 1.0}
     for alpha, rate in ((1.0, 1.0), (1.0, 3.0), (1.5, 3.0)):
-        learner = make_learner(SMOKE, {**settings, "alpha": alpha, "rate": rate}, load("mnist"), torch.device("cpu"))
+        learner = make_learner(SMOKE, load("mnist"), "Naive", alpha, "heads", 1.0, rate, 0, CPU)
         assert learner.optimizer.param_groups[0]["lr"] == equal_rate(rate * 1e-3, SMOKE.magnitude, alpha)
-
-
-def test_si_may_have_strengths_of_its_own() -> None:
-    config = replace(SMOKE, strengths=(0.5, 1.0), si_strengths=(32.0,), rates=(1.0,))
-    assert choices(config, Arm("SI", 1.0)) == [Choice(32.0)]
-    assert choices(config, Arm("EWC", 1.0)) == [Choice(0.5), Choice(1.0)]
-    assert choices(replace(config, si_strengths=()), Arm("SI", 1.0)) == choices(config, Arm("EWC", 1.0))
-    assert choices(config, Arm("Naive", 1.0)) == [Choice()]
-    for wrong in ((0.0,), (1.0, 1.0)):
-        with pytest.raises(ValueError, match="si_strengths must be"):
-            replace(config, si_strengths=wrong)
-
-
-def test_choices_are_made_by_all_tuning_seeds() -> None:
-    config = replace(SMOKE, strategy=("EWC",), powerprop=(), scenarios=("task-incremental",), strengths=(0.1, 1.0))
-    config, arm = replace(config, seeds=2, tuning_seeds=2), Arm("EWC", 1.0)
-    tried = [arm.job("heads", seed, Choice(each)).key for seed in range(2) for each in (0.1, 1.0)]
-    assert [job.key for job in jobs(config, {})] == tried
-    values = dict(zip(tried, (0.6, 0.5, 0.6, 0.8), strict=True))  # the first seed alone would take 0.1
-    results = {key: result(value) for key, value in values.items()}
-    assert chosen(config, arm, "heads", results) == Choice(1.0)
-    assert chosen(replace(config, tuning_seeds=1), arm, "heads", results) == Choice(0.1)
-    results[tried[3]] = {"diverged": "task 1: the loss is nan"}
-    assert chosen(config, arm, "heads", results) == Choice(0.1)
-    with pytest.raises(ValueError, match="tuning_seeds"):
-        replace(config, tuning_seeds=0)
-
-
-def test_rates_are_chosen_together_with_strengths() -> None:
-    config = replace(SMOKE, strategy=("EWC", "Naive"), powerprop=(), strengths=(0.1, 1.0), rates=(1.0, 3.0), seeds=1)
-    config = replace(config, scenarios=("task-incremental",))
-    first = jobs(config, {})
-    assert len(first) == 4 + 2
-    results = {job.key: result(0.5) for job in first}
-    results[Arm("EWC", 1.0).job("heads", 0, Choice(0.1, 3.0)).key] = result(0.9)
-    results[Arm("Naive", 1.0).job("heads", 0, Choice(1.0, 3.0)).key] = result(0.9)
-    assert chosen(config, Arm("EWC", 1.0), "heads", results) == Choice(0.1, 3.0)
-    assert chosen(config, Arm("Naive", 1.0), "heads", results) == Choice(1.0, 3.0)
-    assert {job.key for job in jobs(config, results)} == set(results)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -294,8 +290,8 @@ def test_images_are_normalised_but_for_methods_of_pixels() -> None:
 
 
 def test_methods_that_need_the_task_have_one_column() -> None:
-    config = replace(SMOKE, strategy=("HAT", "Naive"))
-    assert [(arm.name, kind) for arm, kind in trainings(config)] == [
+    cfg = replace(SMOKE, strategies=("HAT", "Naive"))
+    assert [(method.strategy, kind) for method, kind in trainings(cfg)] == [
         ("HAT", "heads"),
         ("Naive", "heads"),
         ("Naive", "shared"),
@@ -305,17 +301,16 @@ def test_methods_that_need_the_task_have_one_column() -> None:
 
 
 def test_every_row_can_be_drawn_and_every_published_value_is_of_a_method() -> None:
-    for arm in arms(Config("split-mnist", epochs=1, seeds=1, powerprop=tuple(STRATEGIES))):
-        method_look(arm.label)
+    for method, _ in trainings(Config("split-mnist", epochs=1, seeds=1, powerprop=tuple(STRATEGIES))):
+        method_look(method.label)
     for values in (*PUBLISHED.values(), *PRINTED.values()):
         assert {name.removeprefix("Powerprop + ") for name in values} <= set(STRATEGIES)
 
 
 def test_the_papers_domain_incremental_values_stand_in_the_right_row(tmp_path: Path) -> None:
-    config = replace(SMOKE, strategy=("GEM",), seeds=2)
-    keys = [job.key for job in jobs(config, {})]
-    measured = measure_all(config, {key: result(0.92) for key in keys})
-    found = {c.scenario: c for c in comparisons(config, measured)}
+    cfg = replace(SMOKE, strategies=("GEM",), seeds=2)
+    measured = measure(cfg, fake_rows(cfg, tmp_path, 0.92, seeds=2), {pair: Choice() for pair in trainings(cfg)})
+    found = {c.scenario: c for c in comparisons(cfg, measured)}
     assert str(found["domain-incremental"].printed) == "96.16 ± 0.35"
     assert found["class-incremental"].printed is None
     assert str(found["class-incremental"].published) == "92.20 ± 0.12"
@@ -326,42 +321,50 @@ def test_the_papers_domain_incremental_values_stand_in_the_right_row(tmp_path: P
     assert (near, head.ours) == (found["class-incremental"].away, "1 of 3")
 
 
-def test_a_report_with_empty_columns_and_runs_that_diverged(tmp_path: Path) -> None:
-    (tmp_path / "versions.json").write_text("{}")
-    saved = {"experiment": "split-mnist-strategies", "preset": "cpu", "config": {}}
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    config = replace(SMOKE, strategy=("HAT", "SI", "EfficientPackNet"), powerprop=(), seeds=1)
-    results = {job.key: result(0.5, together=0.9) for job in jobs(config, {}) if not job.key.startswith("SI")}
-    results |= {
-        job.key: {"diverged": "task 1: the loss is nan"} for job in jobs(config, {}) if job.key.startswith("SI")
-    }
-    story = Story("Title", "Section 5.3", "Intro.")
-    page = findings(config, results, tmp_path, story)
-    write_page(page.page, tmp_path)
-    html = (tmp_path / "report.html").read_text()
-    assert "SI, class-incremental, seed 0: task 1: the loss is nan" in html
-    assert "class-incremental, 16 images" in html
-    assert [row["diverged"] for row in page.summary["rows"]] == [0, 0, 3]
-    hat = next(row for row in page.table.rows if row[0] == "HAT")
-    assert hat[2:5] == [None, None, Mean.of([0.9])]
+def test_what_powerprop_adds(tmp_path: Path) -> None:
+    cfg = replace(SMOKE, strategies=("EWC", "SI"), powerprop=("EWC",), scenarios=("task-incremental",))
+    rows = fake_rows(cfg, tmp_path, 0.5)
+    for row in rows.where(alpha=cfg.alpha):
+        row["accuracies"] = {"task-incremental": [[0.6], [0.6, 0.7]]}
+    head = twins_headline(cfg, measure(cfg, rows, {pair: Choice() for pair in trainings(cfg)}))
+    assert head is not None
+    assert head.ours == "EWC +15.00 points"
+
+
+def test_a_page_with_empty_columns_and_runs_that_diverged(tmp_path: Path) -> None:
+    cfg = replace(SMOKE, strategies=("HAT", "SI", "EfficientPackNet"), powerprop=(), seeds=1)
+    rows = fake_rows(cfg, tmp_path, 0.5, group_accuracy=0.9)
+    for row in rows.where(strategy="SI"):
+        row["diverged"] = "task 1: the loss is nan"
+    page = make_page(cfg, Story("Title", "Section 5.3", "Intro."), rows, {pair: Choice() for pair in trainings(cfg)})
+    assert "SI, class-incremental, seed 0: task 1: the loss is nan" in page.sections[-1].text
+    assert len(page.sections[-1].text.split("\n\n")) == 3
+    (table,) = page.sections[0].tables
+    found = {row[0]: row[1:] for row in table.rows}
+    assert found["HAT"] == [Mean.of([0.5]), None, None, Mean.of([0.9]), 2.0, 3.0]
+    assert found["SI"] == [None] * 6
+    assert "class-incremental, 16 images" in table.to_markdown()
 
 
 def test_bad_settings() -> None:
     for change, message in (
         ({"benchmark": "mnist"}, "benchmark must be one of split-mnist, permuted-mnist, split-cifar100, got 'mnist'"),
-        ({"strategy": ()}, r"strategy must be some, each once, got \(\)"),
-        ({"strategy": ("Ewc",)}, "strategy must be one of all, .*, got 'Ewc'"),
+        ({"strategies": ()}, r"strategies must be some, each once, got \(\)"),
+        ({"strategies": ("Ewc",)}, "strategies on split-mnist must be all, or some of .*, got 'Ewc'"),
         ({"scenarios": ("stream",)}, "scenarios must be one of task-incremental, .*, got 'stream'"),
-        ({"powerprop": ("Ewc",)}, "powerprop must be one of .*, got 'Ewc'"),
-        ({"alpha": 1.0}, r"alpha must be above 1, the power of a method by itself, got 1\.0"),
-        ({"strengths": (0.0, 1.0)}, r"strengths must be above 0, got \(0\.0, 1\.0\)"),
+        ({"powerprop": ("Ewc",)}, "powerprop must be some of .*, got 'Ewc'"),
+        ({"alpha": 1.0}, r"alpha must be above 1, got 1\.0"),
+        ({"strengths": (0.0, 1.0)}, r"strengths must be above 0, got 0\.0"),
         ({"epochs": 0.0}, r"epochs must be above 0, got 0\.0"),
         ({"economy": False, "generator_steps": 9}, "generator_steps are the published ones without economy, got 9"),
         ({"tasks": 6}, "tasks must be at most the 5 of split-mnist, got 6"),
         ({"validation": 0}, "validation must be at least 1, got 0"),
         ({"images": 200}, "validation must be below the 200 images, got 200"),
         ({"benchmark": "split-cifar100", "width": 16}, "width is of fully connected networks, .* got 16"),
-        ({"benchmark": "split-cifar100", "width": 0, "strategy": ("DGR",)}, "strategy on split-cifar100 .*, got 'DGR'"),
+        (
+            {"benchmark": "split-cifar100", "width": 0, "strategies": ("DGR",)},
+            "strategies on split-cifar100 .*, got 'DGR'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMOKE, **change)  # type: ignore[arg-type]
@@ -380,8 +383,8 @@ def test_away_is_in_published_deviations() -> None:
 
 
 def test_the_note_speaks_of_methods_in_the_table_alone() -> None:
-    config = EXPERIMENTS["permuted-mnist-strategies"].presets["cpu"]
-    note = run_note(replace(config, images=25_000))
+    cfg = EXPERIMENTS["permuted-mnist-strategies"].presets["cpu"]
+    note = run_note(replace(cfg, images=25_000))
     assert "of the last 25,000 training images, the first 2,000 test images" in note
     assert not any(name in note for name in ("RtF", "GEM", "PackNet", "pixels"))
     note = run_note(EXPERIMENTS["split-mnist-strategies"].presets["cpu"])

@@ -228,11 +228,11 @@ def test_labels_that_are_drawn_are_the_same_on_average_and_for_the_same_seed() -
     torch.testing.assert_close(found, (p * (1 - p)).t() @ x.square() / len(x), rtol=0.1, atol=0.01)
 
 
-def test_a_loss_without_labels_is_squared_as_it_is() -> None:
+def test_the_labels_of_the_data_make_the_squared_gradient_of_the_loss_as_it_is() -> None:
     """(Wx - y)² / 4 outputs: the gradient is (Wx - y) xᵀ / 2."""
     model, x, _, _ = classifier()
     y = randn(COUNT, 4, seed=3)
-    found = diagonal_fisher(model, [(x, y)], Regression())
+    found = diagonal_fisher(model, [(x, y)], Regression(), labels="empirical")
     error = (model(x) - y).detach()
     torch.testing.assert_close(found["weight"], (error / 2).square().t() @ x.square() / COUNT)
 

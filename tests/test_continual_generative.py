@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from powerprop.continual import DGR, Classification, Regression, RtF, Strategy, load_learner, make_task
-from powerprop.models import VAE, mlp, replay_vae, vae
+from powerprop_paper.models import VAE, mlp, replay_vae, vae
 from strategies import make, tensors
 
 

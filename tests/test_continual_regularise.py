@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from powerprop.continual import EWC, MAS, SI, STRATEGIES, Laplace, Regression, combine
 from powerprop.continual.regularise import Held, Quadratic
-from powerprop.models.replay_vae import replay_vae
+from powerprop_paper.models import replay_vae
 from strategies import make, tensors
 from tasks import toy_model, toy_task
 
@@ -44,9 +44,9 @@ def weight(ours: Any) -> Tensor:
 # --- importances ------------------------------------------------------------------------------------------------
 
 
-def test_ewc_is_the_squared_gradient_of_every_input() -> None:
+def test_ewc_with_the_labels_of_the_data_is_the_squared_gradient_of_every_input() -> None:
     """Input 0: 2(w₀ - ½) to w₀. Input 1: 2(2w₁ - 1)·2 to w₁. Each counts half."""
-    ours = learner(EWC)
+    ours = learner(EWC, labels="empirical")
     ours.begin(0)
     ours.end((X, Y))
     w = weight(ours)[0]
@@ -59,7 +59,7 @@ def test_ewc_is_the_squared_gradient_of_every_input() -> None:
 def test_damping_adds_a_part_of_the_mean_information(kind: type[Quadratic]) -> None:
     """A weight whose output is always right has none of its own, and is held all the same."""
     x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.5], [-1.0]])  # the second as the network says it
-    plain, damped = learner(kind), learner(kind, damping=0.5)
+    plain, damped = (learner(kind, labels="empirical", damping=damping) for damping in (0.0, 0.5))
     for ours in (plain, damped):
         ours.begin(0)
         ours.end((x, y))

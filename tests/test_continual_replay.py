@@ -27,8 +27,8 @@ from powerprop.continual import (
 from powerprop.continual.gradients import Gradients
 from powerprop.continual.memory import reservoir
 from powerprop.continual.qp import least_above, least_nonnegative
-from powerprop.models import mlp
-from powerprop.power import slope
+from powerprop.reparam import psi_inverse, slope
+from powerprop_paper.models import mlp
 from strategies import make, tensors
 
 
@@ -208,16 +208,22 @@ def violations(
         loss = learner.objective.loss(learner.model, (x[rows], y[rows]), 1)
         memory = learner.loss_again(torch.arange(30))
         masters = learner.optimizer.masters
-        before = {n: (slope(m.phi, m.alpha), m.phi.clone()) for n, m in masters.items()}
+        before = {n: (m.slope(), psi_inverse(m.theta(), m.alpha)) for n, m in masters.items()}
         biases = {n: p.detach().clone() for n, p in learner.model.named_parameters() if n not in masters}
         named = dict(learner.model.named_parameters())
         grads = dict(zip(named, torch.autograd.grad(memory, list(named.values())), strict=True))
         own = torch.autograd.grad(loss, list(named.values()), retain_graph=True)
         learner.step(loss)
         projected += not all(torch.equal(a, p.grad) for a, p in zip(own, named.values(), strict=True))
-        change = sum((grads[n] * s * (masters[n].phi - phi)).sum() for n, (s, phi) in before.items())
+        change = sum(
+            (grads[n] * s * (psi_inverse(masters[n].theta(), masters[n].alpha) - phi)).sum()
+            for n, (s, phi) in before.items()
+        )
         change += sum((grads[n] * (named[n] - b)).sum() for n, b in biases.items())
-        size = sum((grads[n] * s * (masters[n].phi - phi)).abs().sum() for n, (s, phi) in before.items())
+        size = sum(
+            (grads[n] * s * (psi_inverse(masters[n].theta(), masters[n].alpha) - phi)).abs().sum()
+            for n, (s, phi) in before.items()
+        )
         against += bool(change > 1e-4 * size)
     return against, projected
 
@@ -242,7 +248,7 @@ def test_what_cannot_move_has_no_part_in_inner_products() -> None:
     model(torch.rand(2, 8)).sum().backward()
     space = Gradients(optimizer, model)
     assert len(space.metric) == 4 * 8 + 4 + 12
-    expected = slope(optimizer.masters["fc1.weight"].phi, 1.5).square() * mask
+    expected = slope(psi_inverse(optimizer.masters["fc1.weight"].theta(), 1.5), 1.5).square() * mask
     assert torch.allclose(space.metric[:32], expected.flatten())
     assert torch.equal(space.metric[32:36], torch.ones(4))
 
@@ -306,7 +312,7 @@ def test_a_mixed_batch_and_groups_of_its_tasks_have_the_same_gradient() -> None:
     learner = ER(mlp([8, 16, 6], generator=seeded()), sgd(), objective=Classification("stream"), memory=40, steps=5)
     for task in range(3):
         learner.learn(make_task(classes(task), classes=range(3 * (task % 2), 3 * (task % 2) + 3), index=task))
-    rows = torch.arange(len(learner.examples))
+    rows = torch.arange(len(learner.buffer))
     mixed = learner.loss_again(rows)
     learner.objective.mixes_tasks = False
     assert len(learner.rehearsals(rows, 1.0)) == 3
@@ -353,7 +359,16 @@ def test_two_projections_do_not_go_together() -> None:
 
 
 def test_shares_that_leave_nothing_for_the_task_are_refused() -> None:
-    learner = combine(PerfectMemory, Watching)(mlp([8, 16, 3], generator=seeded()), sgd(), share=0.5, steps=3)
+    with pytest.raises(TypeError, match="both rehearse, and the share of PerfectMemory leaves no room in the loss"):
+        combine(PerfectMemory, Watching)
+
+    class Half(Strategy):
+        """Rehearses its own batch again."""
+
+        def rehearse(self) -> list[Rehearsal]:
+            return [Rehearsal(classes(0), 0, 0.5)]
+
+    learner = combine(ER, Half)(mlp([8, 16, 3], generator=seeded()), sgd(), share=0.5, steps=3)
     learner.learn(classes(0))
     with pytest.raises(ValueError, match="leave none for the task in hand"):
         learner.learn(classes(1))
@@ -367,7 +382,7 @@ def test_everything_is_kept_and_all_tasks_count_alike(kind: type[Strategy]) -> N
     learner = kind(mlp([8, 16, 3], generator=seeded()), sgd(), batch_size=16, steps=5)
     for task in range(3):
         learner.learn(classes(task))
-    assert len(learner.examples) == 3 * 64
+    assert len(learner.buffer) == 3 * 64
     weights = sum(p.numel() * 4 for p in learner.model.parameters()) if kind is JointTraining else 0
     assert learner.memory_bytes() == 3 * 64 * (8 * 4 + 8 + 8) + weights
     learner.begin()

@@ -76,7 +76,7 @@ def test_the_layers_that_share_tasks_are_compared(tmp_path: Path) -> None:
     saved(tmp_path / "l", model=net())
     frozen = net()
     frozen[0].weight.requires_grad_(False)
-    message = r"has masks of \['0.weight', '2.weight'\], this one shares \['2.weight'\]"
+    message = r"has alphas {'0.weight': 1.5, '2.weight': 1.5}, this one has {'2.weight': 1.5}"
     refused(learner(model=frozen), tmp_path / "l", message)
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from powerprop import Powerprop
 from powerprop.continual import ER, EWC, Classification, EfficientPackNet, Naive, Strategy, combine, load_learner
-from powerprop.models import mlp
+from powerprop_paper.models import mlp
 from strategies import make, same_bits, state, tensors
 from tasks import CLASSES, FEATURES, learner, toy_model, toy_task
 

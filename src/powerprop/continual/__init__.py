@@ -9,17 +9,19 @@ learner.predict(x)                   # the task is inferred
 from powerprop.continual.boundaries.changepoint import ChangePointDetector
 from powerprop.continual.boundaries.finder import BoundaryFinder
 from powerprop.continual.combine import combine
+from powerprop.continual.der import DER, DERpp
 from powerprop.continual.distill import LwF
 from powerprop.continual.fisher import diagonal_fisher
 from powerprop.continual.gem import AGEM, GEM
 from powerprop.continual.generative import DGR, RtF
 from powerprop.continual.hat import HAT
+from powerprop.continual.icarl import ICaRL
 from powerprop.continual.likelihood import log_likelihood
 from powerprop.continual.loop import learn_stream
 from powerprop.continual.memory import Memory
 from powerprop.continual.metrics import Accuracies, accuracy_on
 from powerprop.continual.now import Rehearsal, Stateful
-from powerprop.continual.objective import Classification, Elbo, MultiLabel, Objective, Regression
+from powerprop.continual.objective import Classification, Elbo, MultiLabel, Objective, OneVsRest, Regression
 from powerprop.continual.packing.base import Packing
 from powerprop.continual.packing.efficient import EfficientPackNet
 from powerprop.continual.packing.infer import INFERENCES, entropy_gradient, infer
@@ -39,6 +41,7 @@ from powerprop.continual.vcl import VCL
 
 __all__ = [
     "AGEM",
+    "DER",
     "DGR",
     "ER",
     "EWC",
@@ -57,8 +60,10 @@ __all__ = [
     "BoundaryFinder",
     "ChangePointDetector",
     "Classification",
+    "DERpp",
     "EfficientPackNet",
     "Elbo",
+    "ICaRL",
     "JointTraining",
     "Laplace",
     "LwF",
@@ -66,6 +71,7 @@ __all__ = [
     "MultiLabel",
     "Naive",
     "Objective",
+    "OneVsRest",
     "PackNet",
     "Packing",
     "PerfectMemory",

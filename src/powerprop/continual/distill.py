@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from powerprop.continual.source import Source, to_device
 from powerprop.continual.strategy import Progress, Strategy
 from powerprop.continual.view import AsTask
 
-__all__ = ["LwF", "distillation"]
+__all__ = ["LwF", "distillation", "running_statistics_kept"]
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -47,6 +47,7 @@ class LwF(Strategy):
     Further arguments are those of `Strategy`; the objective must be a `Classification`.
     """
 
+    once: ClassVar[bool] = True
     OPTIONS: ClassVar[tuple[str, ...]] = ("strength", "temperature")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         **{
@@ -88,15 +89,16 @@ class LwF(Strategy):
     def penalty(self) -> Tensor | None:
         """How far the answers for earlier tasks have moved, on the batch in hand."""
         now = self._open("penalty")
-        if self.teacher is None or not self.strength:
+        strength: float = self.option(LwF, "strength")
+        if self.teacher is None or not strength:
             return None
         if now.batch is None:
             raise ValueError("LwF looks at the inputs of a step again: say step(loss, batch)")
         x = self.objective.inputs(to_device(now.batch, self.device))
         per_head = range(self.current) if self.heads is not None or self.takes_task else [self.current]
-        with _running_statistics_kept(self.model):
+        with running_statistics_kept(self.model):
             terms = [self._term(x, task) for task in per_head]
-        return self.strength * self.current * torch.stack(terms).mean()
+        return strength * self.current * torch.stack(terms).mean()
 
     def _term(self, x: Tensor, task: int) -> Tensor:
         assert self.teacher is not None
@@ -115,6 +117,15 @@ class LwF(Strategy):
         numbers = dict.fromkeys(c for task in range(tasks) for c in self.objective.classes_of(task) or ())
         return outputs[:, list(numbers)]
 
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The old network."""
+        return {} if self.teacher is None else dict(self.teacher.state_dict()), {}
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """The same."""
+        if self.teacher is not None:
+            self.teacher.load_state_dict(tensors)
+
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The teacher goes."""
         self.teacher = None
@@ -126,7 +137,7 @@ class LwF(Strategy):
 
 
 @contextmanager
-def _running_statistics_kept(model: nn.Module) -> Iterator[None]:
+def running_statistics_kept(model: nn.Module) -> Iterator[None]:
     """Batch norms see inputs again that they have seen already: what they count meanwhile is thrown away."""
     own = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
     for module, buffers in own:

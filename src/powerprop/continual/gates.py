@@ -17,12 +17,16 @@ Opened = dict[str, Tensor]
 
 
 class Gates:
-    """The hard gates of every task learned so far, one bit for each, and what they have in use all together."""
+    """The hard gates of every task learned so far, one bit for each, and what they have in use all together.
+
+    loose: the layers that gates have no power over, which are held.
+    """
 
     def __init__(self) -> None:
         self.tasks: list[Opened] = []
         self.let_in: Opened = {}
         self.seen: Opened = {}
+        self.loose: list[str] = []
 
     def of(self, task: int | None) -> Opened:
         """The gates of a task, or an error that names the tasks there are."""
@@ -62,11 +66,13 @@ class Gates:
         named |= {f"in/{key}": gate for key, gate in self.let_in.items()}
         named |= {f"out/{name}": units for name, units in self.seen.items()}
         sizes = {name: len(bits) for name, bits in named.items()}
-        return {name: pack(bits) for name, bits in named.items()}, {"tasks": len(self.tasks), "sizes": sizes}
+        data = {"tasks": len(self.tasks), "sizes": sizes, "loose": self.loose}
+        return {name: pack(bits) for name, bits in named.items()}, data
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
         self.tasks, self.let_in, self.seen = [{} for _ in range(data["tasks"])], {}, {}
+        self.loose = list(data.get("loose", ()))
         for name, size in data["sizes"].items():
             kind, _, key = name.partition("/")
             where = {"in": self.let_in, "out": self.seen}.get(kind)

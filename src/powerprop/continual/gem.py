@@ -33,6 +33,8 @@ class GEM(Replay):
     rehearsed: examples of each task for its gradient; None takes all that are in the memory.
     """
 
+    once: ClassVar[bool] = True
+    acts_on_weights: ClassVar[bool] = True
     OPTIONS: ClassVar[tuple[str, ...]] = ("margin",)
     EQUAL = True
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
@@ -60,10 +62,10 @@ class GEM(Replay):
 
     def after_backward(self) -> None:
         """Project the gradient, if it goes against the memory of a task."""
-        if not len(self.examples):
+        if not len(self.buffer):
             return
         space = Gradients(self.optimizer, self.model)
-        rows = [self._of_task(task) for task in self.examples.known()]
+        rows = [self._of_task(task) for task in self.buffer.known()]
         memories = torch.stack([space.of(self.loss_again(own)) for own in rows])
         along = space.products(memories, space.current()[None])[:, 0]
         if (along < 0).any():
@@ -72,8 +74,8 @@ class GEM(Replay):
             space.add(torch.tensor(v, dtype=memories.dtype, device=memories.device) @ memories)
 
     def _of_task(self, task: int) -> Tensor:
-        rows = self.examples.rows_of(task)
-        return self.examples.draw(self.rehearsed or len(rows), self.generator("rehearsed"), rows)
+        rows = self.buffer.rows_of(task)
+        return self.buffer.draw(self.rehearsed or len(rows), self.generator("rehearsed"), rows)
 
 
 class AGEM(Replay):
@@ -87,6 +89,8 @@ class AGEM(Replay):
     Reference: Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019.
     """
 
+    once: ClassVar[bool] = True
+    acts_on_weights: ClassVar[bool] = True
     EQUAL = True
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "permuted-mnist": {
@@ -105,7 +109,7 @@ class AGEM(Replay):
 
     def after_backward(self) -> None:
         """Project the gradient, if it goes against that of the memory."""
-        if not len(self.examples):
+        if not len(self.buffer):
             return
         space = Gradients(self.optimizer, self.model)
         reference = space.of(self.loss_again(self.drawn()))[None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, cast
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from powerprop.continual.generator import Autoencoder, Generator, check_autoencoder
 from powerprop.continual.now import Rehearsal
 from powerprop.continual.objective import Classification, Elbo
+from powerprop.continual.ongoing import below
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.source import Source, to_device
 from powerprop.continual.strategy import Progress, Strategy
@@ -32,6 +33,8 @@ class GenerativeReplay(Strategy):
     Further arguments are those of `Strategy`; the objective is `Classification`.
     """
 
+    once: ClassVar[bool] = True
+    fills_the_loss: ClassVar[bool] = True
     OPTIONS: ClassVar[tuple[str, ...]] = ("replayed",)
 
     def __init__(
@@ -56,6 +59,15 @@ class GenerativeReplay(Strategy):
         """The network of the tasks before labels what is replayed."""
         self.before = deepcopy(self.model).eval().requires_grad_(False) if self.current else None
         self.again = None
+
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The network of before."""
+        return {} if self.before is None else dict(self.before.state_dict()), {}
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """The same."""
+        if self.before is not None:
+            self.before.load_state_dict(tensors)
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The copy has done its work."""
@@ -159,6 +171,34 @@ class DGR(GenerativeReplay):
         super().end_task(data, validation, progress)
         self.vae_before = self.vae_optimizer = None
 
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The network of before, the generator of before, and the moments of the generator's own optimiser."""
+        tensors = {f"before/{name}": tensor for name, tensor in super().ongoing()[0].items()}
+        if self.vae_before is not None:
+            tensors |= {f"vae/{name}": tensor for name, tensor in cast(nn.Module, self.vae_before).state_dict().items()}
+        if self.vae_optimizer is not None:
+            states = self.vae_optimizer.state_dict()["state"]
+            tensors |= {f"adam/{n}/{key}": value for n, state in states.items() for key, value in state.items()}
+        return tensors, {}
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """The same."""
+        super().go_on(below("before", tensors), data)
+        if self.vae_before is not None:
+            cast(nn.Module, self.vae_before).load_state_dict(below("vae", tensors))
+        if moments := below("adam", tensors):
+            self.vae_optimizer = self._adam()
+            full, states = self.vae_optimizer.state_dict(), dict[int, dict[str, Tensor]]()
+            for name, value in moments.items():
+                number, _, key = name.partition("/")
+                states.setdefault(int(number), {})[key] = value
+            self.vae_optimizer.load_state_dict({**full, "state": states})
+
+    def _adam(self) -> Optimizer:
+        assert self.vae.net is not None
+        fused = self.device.type in ("cpu", "cuda")
+        return torch.optim.Adam(self.vae.net.parameters(), lr=self.vae_lr, fused=fused)
+
     def rehearse(self) -> list[Rehearsal] | None:
         """Inputs that are made up, with the labels that the classifier of before gives them."""
         shown = self.shown()
@@ -180,8 +220,7 @@ class DGR(GenerativeReplay):
         net = self.vae.net
         assert net is not None
         if self.vae_optimizer is None:
-            fused = self.device.type in ("cpu", "cuda")
-            self.vae_optimizer = torch.optim.Adam(net.parameters(), lr=self.vae_lr, fused=fused)
+            self.vae_optimizer = self._adam()
         net.train()
         self.vae_optimizer.zero_grad()
         self.learn_to_generate(cast(Autoencoder, net)).backward()  # type: ignore[no-untyped-call]
@@ -201,10 +240,11 @@ class RtF(GenerativeReplay):
     learning, 2018.
 
     model: model(x) gives the logits of classes; with `encode`, `decode` and `latent` (see `Autoencoder`), such as
-        `powerprop.models.replay_vae([784, 400, 400], 10)`.
+        `powerprop_paper.models.replay_vae([784, 400, 400], 10)`.
     temperature: T.
     """
 
+    trains_beyond: ClassVar[bool] = True
     OPTIONS: ClassVar[tuple[str, ...]] = ("temperature",)
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "split-mnist": {"temperature": 2.0, "reference": "van de Ven & Tolias, Generative replay, 2018"},

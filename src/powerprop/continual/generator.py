@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual.saving import check_shapes
-from powerprop.models.replay_vae import vae
+from powerprop.continual.vae import vae
 
 __all__ = ["Autoencoder", "Generator", "check_autoencoder"]
 
@@ -28,11 +28,14 @@ def check_autoencoder(name: str, net: nn.Module) -> None:
     """An error with what a module lacks to be a generator."""
     if missing := [verb for verb in ("encode", "decode", "latent") if not hasattr(net, verb)]:
         text = f"{name} must have encode, decode and latent, but {type(net).__name__} has no {', '.join(missing)}"
-        raise TypeError(f"{text}; see powerprop.models.replay_vae")
+        raise TypeError(f"{text}; see powerprop.continual.vae")
 
 
 class Generator:
     """The generator of DGR as a part that is saved: given, or made as soon as the size of inputs is known."""
+
+    trained = True
+    """Steps change it, so that a task which diverges must be taken back."""
 
     def __init__(self, hidden: Sequence[int], latent: int, net: nn.Module | None) -> None:
         if net is not None:

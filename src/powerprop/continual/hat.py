@@ -15,14 +15,14 @@ from torch.utils.hooks import RemovableHandle
 from powerprop.continual.arguments import check_least
 from powerprop.continual.gates import Gates, put_gates
 from powerprop.continual.holding import Holder
-from powerprop.continual.layers import own_layers
+from powerprop.continual.layers import loose_layers, own_layers, warn_of_loose
 from powerprop.continual.objective import Model
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.reach import units_seen
+from powerprop.continual.rows import take_rows
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress, Strategy
 from powerprop.mask_entries import count
-from powerprop.master import Master
 
 __all__ = ["HAT"]
 
@@ -39,11 +39,16 @@ class Anneal(torch.autograd.Function):
     cosh overflows.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, e: Tensor, s: float, s_max: float) -> Tensor:
-        ctx.save_for_backward(e)
-        ctx.s_max = s_max
+    def forward(e: Tensor, s: float, s_max: float) -> Tensor:
         return torch.sigmoid(s * e)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        e, _, ctx.s_max = inputs
+        ctx.save_for_backward(e)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -60,8 +65,8 @@ class HAT(Strategy):
 
     When a task ends its gates become exactly 0 or 1 (e > 0). A weight between a unit that an earlier task looks at and
     an input that it lets in is held by the optimiser from then on, and so is the bias of such a unit: earlier tasks
-    answer as before, to the bit. Norms and layers that have no gates are trained with the first task only, and every
-    head with its own.
+    answer as before, to the bit. Norms and layers that have no gates are trained with the first task only, and so is
+    what is used by other ways than its layer's own `forward`, as attention does; every head with its own.
 
     The embeddings e are parameters of the learner, a group of the optimiser without decay; only the gates are kept.
 
@@ -73,6 +78,9 @@ class HAT(Strategy):
     Further arguments are those of `Strategy`. With `clip`, the gradients of the embeddings count, which are large.
     """
 
+    once: ClassVar[bool] = True
+    keeps_answers: ClassVar[bool] = True
+    sees_layers: ClassVar[bool] = True
     carries: ClassVar[bool] = False
     OPTIONS: ClassVar[tuple[str, ...]] = ("s_max", "strength", "periods", "gate_lr", "inputs")
     FIXED: ClassVar[tuple[str, ...]] = ("inputs",)
@@ -105,14 +113,21 @@ class HAT(Strategy):
         self.inputs = list(self.layers)[:1] if inputs is None else list(inputs)
         if unknown := set(self.inputs) - set(self.layers):
             raise ValueError(f"inputs must be among the layers {', '.join(self.layers)}, got {sorted(unknown)}")
+        if not self._keys(0) and self.heads is None:
+            (only,) = self.layers
+            text = (
+                f"no layer is left for gates: {only!r} is the only one, and is taken to see the inputs of the network"
+            )
+            raise ValueError(f"{text}; say inputs=[] if its inputs are to have gates all the same")
         self.gates = Gates()
         self.parts["gates"] = self.gates
         self.embeddings: dict[str, nn.Parameter] = {}
         self._holder = Holder(model, self.optimizer, self.head_of)
         self._gated: dict[str, str] = {}
         self._handles: list[RemovableHandle] = []
-        for name, parameter in self._protected().items():  # the optimiser holds single entries of what has a master
-            self.optimizer.masters.setdefault(name, Master(name, parameter, 1.0))
+        for name in self._protected():
+            if name not in self.optimizer.masters:
+                self.optimizer.track(name)
 
     def _layers(self, task: int | None) -> dict[str, nn.Module]:
         """The layers that all tasks share (None), or those of a task's head."""
@@ -120,7 +135,8 @@ class HAT(Strategy):
 
     def _protected(self) -> dict[str, nn.Parameter]:
         """Weights and biases of the shared layers by name."""
-        both = [(f"{n}.{kind}", getattr(m, kind)) for n, m in self.layers.items() for kind in ("weight", "bias")]
+        gated = {name: layer for name, layer in self.layers.items() if name not in self.gates.loose}
+        both = [(f"{n}.{kind}", getattr(m, kind)) for n, m in gated.items() for kind in ("weight", "bias")]
         return {name.lstrip("."): parameter for name, parameter in both if parameter is not None}
 
     # --- the verbs of a strategy --------------------------------------------------------------------------------
@@ -136,8 +152,15 @@ class HAT(Strategy):
     def penalty(self) -> Tensor:
         """λ Σ a(1 - a^{<t}) / Σ (1 - a^{<t}): how many new units the task takes."""
         new = {key: ~self.gates.used(key, e) for key, e in self._own().items()}
+        if not new:
+            return torch.zeros((), device=self.device, requires_grad=True)
         taken = torch.stack([(self._annealed(key) * free).sum() for key, free in new.items()]).sum()
-        return self.strength * taken / max(1, sum(count(free) for free in new.values()))
+        strength: float = self.option(HAT, "strength")
+        return strength * taken / max(1, sum(count(free) for free in new.values()))
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """The embeddings of the task in hand."""
+        return self._own()
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -147,22 +170,33 @@ class HAT(Strategy):
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The gates become hard, and everything that is seen through them is protected."""
-        x = self.objective.inputs(next(data.in_order()))[:1]
+        row, model, task = self._row(data), self.bound(self.current), self.current
         opened = {key: e.detach() > 0 for key, e in self._own().items()}
         self._take_off()
         gates = {name: opened[key] for name, key in self._gated.items()}
         layers = self.layers | self._layers(self.current)
-        seen = units_seen(self.bound(self.current), x, layers, gates)
+        seen = units_seen(lambda batch: self.objective.outputs(model, batch, task), row, layers, gates)
+        self._look_for_loose(lambda: self.objective.outputs(model, row, task))
         if closed := [key for key, gate in opened.items() if not gate.any()]:
             text = f"{self.name}: all gates of {', '.join(closed)} are closed: nothing passes through the sub-network"
             warnings.warn(f"{text}; a smaller strength or more steps would help", stacklevel=2)
         self.gates.add(opened, {name: seen[name] for name in self.layers})
         self._protect(None)
 
+    def _row(self, data: Source) -> Any:
+        """One input of the task."""
+        return take_rows(next(data.in_order()), torch.zeros(1, dtype=torch.long))
+
+    def _look_for_loose(self, call: Callable[[], Any]) -> None:
+        """Layers that are used by other ways than their own `forward`, where no gate stands, are held."""
+        new = {n: how for n, how in loose_layers(call, self.layers).items() if n not in self.gates.loose}
+        warn_of_loose(self.name, new)
+        self.gates.loose += list(new)
+
     @contextmanager
     def viewing(self, task: int | None) -> Iterator[Model]:
         """The network with the gates of a task; the one being learned has them in the model already."""
-        if self.now is not None and task == self.now.task:
+        if self._learning(task):
             yield self.bound(task)
             return
         gates = {key: gate.to(self.device) for key, gate in self.gates.of(task).items()}
@@ -172,13 +206,33 @@ class HAT(Strategy):
             yield self.bound(task)
         finally:
             self._take_off()
-            if self.now is not None:
+            if self.now is not None and self._learning(self.now.task):
                 self._put_on(self.now.task, self._annealed)
+
+    def _learning(self, task: int | None) -> bool:
+        """True for a task whose gates are not hard yet."""
+        return self.now is not None and task == self.now.task == len(self.gates.tasks)
 
     def give_up(self) -> None:
         """Leave the task in hand; its gates leave the model."""
         self._take_off()
         super().give_up()
+
+    def check_model(self) -> None:
+        """What is held must be what was learned."""
+        super().check_model()
+        self._holder.check_same()
+
+    def let_go(self) -> None:
+        """Another learner has the model."""
+        self._take_off()
+        self._holder.let_go()
+        super().let_go()
+
+    def settle(self) -> None:
+        """A copy holds the same in its own model."""
+        super().settle()
+        self._holder.hold_again()
 
     # --- gates --------------------------------------------------------------------------------------------------
 
@@ -203,11 +257,13 @@ class HAT(Strategy):
         return {key: self.embeddings[key] for key in self._gated.values()}
 
     def _s(self) -> float:
-        """Where s is between 1/s_max and s_max; the last step of a period has s_max."""
+        """Where s is between 1/s_max and s_max; the last step of a period has s_max, and so have steps beyond those
+        that were announced."""
         now = self._open("HAT")
         now.done  # noqa: B018  an error if the number of steps is not known
-        length = (now.steps or 1) / self.periods
-        done = min(1.0, now.step % length / max(1.0, length - 1))
+        steps = now.steps or 1
+        length = steps / self.periods
+        done = min(1.0, now.step % length / max(1.0, length - 1)) if now.step < steps else 1.0
         return 1 / self.s_max + (self.s_max - 1 / self.s_max) * done
 
     def _annealed(self, key: str) -> Tensor:

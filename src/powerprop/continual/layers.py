@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from powerprop.continual.rows import all_tensors
 from powerprop.select import matches, name_patterns
 
-__all__ = ["channels", "check_protect", "inputs_noted", "joined", "own_layers", "patches", "protected", "put"]
+__all__ = [
+    "channels",
+    "check_protect",
+    "inputs_noted",
+    "joined",
+    "loose_layers",
+    "own_layers",
+    "patches",
+    "protected",
+    "put",
+    "warn_of_loose",
+]
 
 
 def check_protect(model: nn.Module, protect: str | Sequence[str] | None) -> list[str] | None:
@@ -56,6 +71,54 @@ def patches(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     else:
         found = channels(layer, x)
     return found if layer.bias is None else torch.cat([found, torch.ones_like(found[..., :1])], -1)
+
+
+def loose_layers(call: Callable[[], Any], layers: Mapping[str, nn.Module]) -> dict[str, str]:
+    """The layers whose weights a network does not use through their own `forward` alone, and how it uses them: hooks on
+    these neither see nor change all that goes into them.
+
+    Weights are out of autograd's sight while their layer is at work; one that has a gradient still is used elsewhere.
+
+    call: runs the network, and gives its answers.
+    """
+    called: set[str] = set()
+    own = {name: dict(layer._parameters) for name, layer in layers.items()}
+
+    def hide(name: str, layer: nn.Module, _: Any) -> None:
+        called.add(name)
+        layer._parameters.update({kind: None if p is None else p.detach() for kind, p in own[name].items()})  # type: ignore[misc]
+
+    def show(name: str, layer: nn.Module, _: Any, output: Any) -> None:
+        layer._parameters.update(own[name])
+
+    handles = [layer.register_forward_pre_hook(partial(hide, name)) for name, layer in layers.items()]
+    handles += [layer.register_forward_hook(partial(show, name)) for name, layer in layers.items()]
+    try:
+        with torch.enable_grad():
+            answers = [t.double().sum() for t in all_tensors(call()) if t.requires_grad and not t.is_complex()]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for name, layer in layers.items():
+            layer._parameters.update(own[name])
+    used = _with_gradient(answers, own)
+    found = {name: "is used outside of it" for name in layers if name in used}
+    return found | {name: "is never used through it" for name in layers if name not in called}
+
+
+def _with_gradient(answers: list[Tensor], own: Mapping[str, Mapping[str, Tensor | None]]) -> set[str]:
+    if not answers:
+        return set()
+    pairs = [(n, p) for n, parameters in own.items() for p in parameters.values() if p is not None and p.requires_grad]
+    found = torch.autograd.grad(torch.stack(answers).sum(), [p for _, p in pairs], allow_unused=True)
+    return {name for (name, _), gradient in zip(pairs, found, strict=True) if gradient is not None}
+
+
+def warn_of_loose(task: str, loose: Mapping[str, str]) -> None:
+    """Layers that a method cannot see all of are trained with the tasks so far only, which the user should know."""
+    if loose:
+        each = ", ".join(f"the weight of {name!r} {how}" for name, how in loose.items())
+        warnings.warn(f"{task}: {each}: what goes into it cannot be seen, so it is held from now on", stacklevel=2)
 
 
 @contextmanager

@@ -20,16 +20,19 @@ class Memory:
     capacity: the most examples of all tasks together; None keeps everything.
     equal: every task has the same number of examples, capacity // tasks; otherwise every example that went by is as
         likely to be here as any other, and large tasks have more.
+    beside: so many tensors that are kept with every example without being part of its batch.
     """
 
-    def __init__(self, capacity: int | None, equal: bool = False) -> None:
+    def __init__(self, capacity: int | None, equal: bool = False, beside: int = 0) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"memory must be at least one example, got {capacity}")
-        self.capacity, self.equal = capacity, equal
+        self.capacity, self.equal, self.besides = capacity, equal, beside
         self.form: str | list[str] | None = None
         self.columns: list[Tensor] = []
         self.tasks = torch.zeros(0, dtype=torch.long)
         self.seen = 0
+        self.trained = False
+        """Steps fill it, so that a task which diverges must be taken back."""
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -42,6 +45,31 @@ class Memory:
             self._add_equal(batches, task, generator)
         else:
             self._take(self._filled(batches, task, generator, self.columns, self.tasks, self.seen, self.capacity))
+
+    def add_now(self, batch: Any, task: int, generator: torch.Generator, beside: Sequence[Tensor] = ()) -> None:
+        """Some examples of a stream that goes by, into a reservoir of all that went by before."""
+        form, rows = _taken_apart(batch)
+        rows = [*rows, *beside]
+        if self.form is not None:
+            if form != self.form:
+                raise ValueError(f"task {task}: the memory holds batches of the form {self.form}, got {form}")
+            _check_alike(self.columns, rows)
+        columns, count, first = self.columns or [row[:0] for row in rows], len(rows[0]), self.form is None
+        slots, which = reservoir(self.seen, count, self.capacity, generator)
+        columns = [_put(old, new, slots, which, first) for old, new in zip(columns, rows, strict=True)]
+        tasks = _put(self.tasks, torch.full((count,), task), slots, which, first)
+        self._take((form, columns, tasks, self.seen + count))
+
+    def put_behind(self, kept: Tensor, batch: Any, task: int) -> None:
+        """Of what is here these rows, in this order, and behind them all of a batch."""
+        form, rows = _taken_apart(batch)
+        if self.form not in (None, form):
+            raise ValueError(f"task {task}: the memory holds batches of the form {self.form}, got {form}")
+        older = [column[kept.to(column.device)] for column in self.columns] or [row[:0] for row in rows]
+        _check_alike(older, rows)
+        columns = [torch.cat([old, new.to(old)]) for old, new in zip(older, rows, strict=True)]
+        tasks = torch.cat([self.tasks[kept], torch.full((len(rows[0]),), task)])
+        self._take((form, columns, tasks, self.seen + len(rows[0])))
 
     def _add_equal(self, batches: Iterable[Any], task: int, generator: torch.Generator) -> None:
         """A reservoir of its own for the task; of the earlier ones the first rows stay, which are in random order."""
@@ -101,10 +129,14 @@ class Memory:
 
     def batch(self, rows: Tensor) -> Any:
         """These examples as a batch of the form in which they came."""
-        parts = [column[rows.to(column.device)] for column in self.columns]
+        parts = [column[rows.to(column.device)] for column in self.columns[: len(self.columns) - self.besides]]
         if isinstance(self.form, list):
             return dict(zip(self.form, parts, strict=True))
         return parts[0] if self.form == "tensor" else parts if self.form == "list" else tuple(parts)
+
+    def beside(self, rows: Tensor) -> list[Tensor]:
+        """What is kept with these examples."""
+        return [column[rows.to(column.device)] for column in self.columns[len(self.columns) - self.besides :]]
 
     # --- saving -------------------------------------------------------------------------------------------------
 

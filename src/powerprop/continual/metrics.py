@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from powerprop.batches import Part
 from powerprop.continual.objective import Classification
 from powerprop.continual.strategy import Strategy
 from powerprop.continual.task import Prediction, Scenario, Task, check_distinct, check_scenario
-from powerprop.data.images import Part
 
 __all__ = ["Accuracies", "accuracy_on", "correct"]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from powerprop.optim import Powerprop
 
@@ -13,16 +14,23 @@ __all__ = ["Moments"]
 
 
 class Moments:
-    """The state of the base optimiser for the parameters of a model, such as Adam's moments, by name."""
+    """The state of the base optimiser for the parameters of a model, or others by name, such as Adam's moments."""
 
-    def __init__(self, model: nn.Module, optimizer: Powerprop) -> None:
-        self.model, self.base = model, optimizer.base
+    trained = True
+    """Steps change it, so that a task which diverges must be taken back."""
+
+    def __init__(self, model: nn.Module | Mapping[str, nn.Parameter], optimizer: Powerprop | Optimizer) -> None:
+        self.model = model
+        self.base: Optimizer = optimizer.base if isinstance(optimizer, Powerprop) else optimizer
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters() if isinstance(self.model, nn.Module) else self.model)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors as "parameter/name", and the rest of what is remembered of each parameter as plain data."""
         tensors: dict[str, Tensor] = {}
         plain: dict[str, dict[str, Any]] = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._named().items():
             for key, value in self.base.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"{name}/{key}"] = value
@@ -32,7 +40,7 @@ class Moments:
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """What `state` gave, on the device of each parameter; a counter of steps only where torch wants it there."""
-        known = dict(self.model.named_parameters())
+        known = self._named()
         counted = {p for g in self.base.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
         self.base.state.clear()
         for full, tensor in tensors.items():

@@ -14,6 +14,10 @@ from powerprop.continual.task import Task
 __all__ = ["Learned", "Now", "Rehearsal", "Stateful", "next_task"]
 
 
+TaskId = int | str
+"""What a user calls a task."""
+
+
 class Stateful(Protocol):
     """A part of a method whose state is saved with the learner: masks, importances, a memory."""
 
@@ -23,10 +27,12 @@ class Stateful(Protocol):
 
 
 class Learned(NamedTuple):
-    """What is remembered of a task: its name and, if it has any, the numbers of its classes in the stream."""
+    """What is remembered of a task: its name, the numbers of its classes in the stream if it has any, and what the user
+    calls it: by default its place in the order of learning."""
 
     name: str
     classes: tuple[int, ...] | None
+    id: TaskId
 
 
 class Rehearsal(NamedTuple):
@@ -47,6 +53,7 @@ class Now:
     """Where a task that is being learned stands; every verb can see it."""
 
     task: int
+    id: TaskId
     name: str
     classes: tuple[int, ...] | None
     steps: int | None
@@ -56,7 +63,15 @@ class Now:
     """Steps of the phase that are done."""
     batch: Any = None
     """What the current step is about, if the loop says so."""
+    batches: list[Any] = field(default_factory=list)
+    """Those whose gradients have come together for the step in hand."""
+    rehearsals: list[Rehearsal] | None = None
+    """What the step in hand rehearses, as soon as it is drawn."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
+
+    def forget_batches(self) -> None:
+        """The next step begins."""
+        self.batch, self.batches, self.rehearsals = None, [], None
 
     @property
     def done(self) -> float:
@@ -67,11 +82,29 @@ class Now:
 
 
 def next_task(
-    current: int, task: int | Task | None, classes: Sequence[int] | None, steps: int | None, name: str
-) -> Now:
-    """The beginning of the task with the number `current`, from what `Strategy.begin` was given of it."""
-    index, name = (task.index, task.name) if isinstance(task, Task) else (task, name or f"task {current}")
-    if index is not None and index != current:
-        raise ValueError(f"{name}: expected the task with index {current}, got {index}")
+    learned: Sequence[Learned], task: TaskId | Task | None, classes: Sequence[int] | None, steps: int | None, name: str,
+    again: bool,
+) -> Now:  # fmt: skip
+    """The beginning of a task, from what `Strategy.begin` was given of it; its number is its place in the order."""
+    ids = [each.id for each in learned]
+    given = task.index if isinstance(task, Task) else task
+    found = (next_free(ids) if given is None else given) if not again else given
+    if isinstance(found, bool) or not isinstance(found, (int, str)) or (isinstance(found, int) and found < 0):
+        raise TypeError(f"a task is a number from 0 on, a name or a Task, got {found!r}")
+    name = task.name if isinstance(task, Task) else name or f"task {found}"
+    if (found in ids) != again:
+        known = f"{name}: {found!r} was learned already" if not again else f"{name}: {found!r} was not learned yet"
+        raise ValueError(f"{known} ({', '.join(map(repr, ids)) or 'nothing'} was): expected again={not again} for it")
     classes = task.classes if isinstance(task, Task) else classes
-    return Now(current, name, None if classes is None else tuple(classes), steps)
+    own = None if classes is None else tuple(classes)
+    if again and own is None:
+        own = learned[ids.index(found)].classes
+    return Now(ids.index(found) if again else len(ids), found, name, own, steps)
+
+
+def next_free(ids: Sequence[TaskId]) -> int:
+    """The number that a task has by default: its place, or the next that no other is called."""
+    number = len(ids)
+    while number in ids:
+        number += 1
+    return number

@@ -11,9 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from powerprop.continual.rows import count_rows
 from powerprop.continual.task import Prediction, are_labels, entropy, no_answers
+from powerprop.continual.view import Heard
 
-__all__ = ["Classification", "Elbo", "Function", "MultiLabel", "Objective", "Regression", "as_objective"]
+__all__ = [
+    "Classification",
+    "Elbo",
+    "Function",
+    "MultiLabel",
+    "Objective",
+    "OneVsRest",
+    "Regression",
+    "as_objective",
+    "binary_cross_entropy",
+]
 
 Model = Callable[..., Any]
 """The network as one task sees it: called as model(x), with the head of the task where there are heads."""
@@ -40,6 +52,11 @@ class Objective:
         super().__init_subclass__(**options)
         if "loss" in vars(cls) and "mixes_tasks" not in vars(cls):
             cls.mixes_tasks = False
+        if "outputs" not in vars(cls):
+            if "inputs" in vars(cls) or "information" in vars(cls):
+                cls.outputs = _of_the_inputs  # type: ignore[method-assign]
+            elif "loss" in vars(cls):
+                cls.outputs = Objective.outputs  # type: ignore[method-assign]
 
     def begin(self, task: int, classes: Sequence[int] | None) -> None:
         """A task is about to be learned; classes are the numbers of its classes in the stream, if it has any."""
@@ -52,13 +69,22 @@ class Objective:
         """How well a task is done, higher is better; it may be negative. By default minus the mean loss."""
         total, count = 0.0, 0
         for batch in data:
-            size = len(self.inputs(batch))
+            size = count_rows(batch)
             total, count = total + float(self.loss(model, batch, task).detach()) * size, count + size
         return -total / max(1, count)
 
-    def predict(self, model: Model, x: Tensor, task: int | None) -> Any:
-        """The answer for some inputs: by default the outputs of the network."""
+    def predict(self, model: Model, x: Any, task: int | None) -> Any:
+        """The answer for some inputs: by default the outputs of the network; inputs that are no tensor go in as one."""
+        if not isinstance(x, Tensor):
+            return model(x)
         return torch.cat([model(part) for part in torch.split(x, PART)])
+
+    def outputs(self, model: Model, batch: Any, task: int) -> Any:
+        """What the network answers to a batch: by default all that it answers while the loss is computed, or what it
+        says to the inputs where a class has `inputs` or `information` of its own."""
+        heard = Heard(model)
+        self.loss(heard, batch, task)
+        return heard.answers
 
     def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """How unsure the network of a task is of each input, by which the task of an input is inferred."""
@@ -73,9 +99,16 @@ class Objective:
         raise TypeError(f"{type(self).__name__} has no superfluous outputs to tell a task by: use another method")
 
     def information(self) -> Sequence[Callable[[Model, Any, int], Tensor]]:
-        """Functions of (model, batch, task) whose squared gradients, of each input, add up to the Fisher information;
-        by default the loss, which is right where it is minus the logarithm of a likelihood."""
-        return [self.loss]
+        """Functions of (model, batch, task) whose squared gradients, of each input, add up to the Fisher information.
+
+        Of a loss alone it cannot be told: there must be a likelihood, of which the loss need not be the logarithm.
+        """
+        text = f"the Fisher information of {type(self).__name__} is not known: give the objective an `information`"
+        raise TypeError(f"{text}, or say labels='empirical' for squared gradients of the loss as it is")
+
+    def natural(self, outputs: Any) -> Tensor | None:
+        """For every input numbers whose squared gradients add up to the Fisher information, if outputs have such."""
+        return None
 
     def inputs(self, batch: Any) -> Tensor:
         """The inputs of a batch."""
@@ -88,6 +121,10 @@ class Objective:
     def options(self) -> dict[str, Any] | None:
         """The arguments that make this objective again, as plain data; None if that cannot be told."""
         return {}
+
+
+def _of_the_inputs(self: Objective, model: Model, batch: Any, task: int) -> Any:
+    return model(self.inputs(batch))
 
 
 class Function(Objective):
@@ -115,6 +152,7 @@ class Classification(Objective):
     """
 
     mixes_tasks = True
+    outputs = _of_the_inputs
 
     def __init__(
         self, labels: Literal["task", "stream"] = "task", label_smoothing: float = 0.0,
@@ -138,13 +176,18 @@ class Classification(Objective):
         self.classes[task:] = [None if classes is None else tuple(classes)]
 
     def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
+        outputs, y = self._answered(model, batch, task)
+        columns = self.columns(self.targets(y, task))
+        return F.cross_entropy(self.compared(outputs), columns, label_smoothing=self.label_smoothing)
+
+    def _answered(self, model: Model, batch: Any, task: int | Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs to a batch and its labels, if these are labels and there is an output for each."""
         x, y = batch
         if not are_labels(y):
             raise ValueError(f"Classification expects labels that are integers (N,), got {y.dtype} {tuple(y.shape)}")
         outputs = model(x)
         self._check_outputs(outputs.shape[1], task)
-        columns = self.columns(self.targets(y, task))
-        return F.cross_entropy(self.compared(outputs), columns, label_smoothing=self.label_smoothing)
+        return outputs, y
 
     def score(self, model: Model, data: Iterable[Any], task: int) -> float:
         right = [self.compared(model(x)).argmax(1) == self.columns(self.targets(y, task)) for x, y in data]
@@ -216,7 +259,7 @@ class Classification(Objective):
 
     def likeliest(self, logits: Sequence[Tensor]) -> Prediction:
         """The class with the largest output among those of all tasks, one head each."""
-        return self._largest(torch.cat([self.own(of_task, t) for t, of_task in enumerate(logits)], 1), [
+        return self.largest(torch.cat([self.own(of_task, t) for t, of_task in enumerate(logits)], 1), [
             (t, k, number)
             for t, of_task in enumerate(logits)
             for k, number in enumerate(self.classes_of(t) or range(of_task.shape[1]))
@@ -224,7 +267,7 @@ class Classification(Objective):
 
     def _of_stream(self, logits: Tensor) -> Prediction:
         pairs = [(t, k, number) for t, own in enumerate(self.classes) for k, number in enumerate(own or ())]
-        return self._largest(logits[:, self._numbers()], pairs)
+        return self.largest(logits[:, self._numbers()], pairs)
 
     def _numbers(self) -> list[int]:
         """The classes of all tasks, one task after the other."""
@@ -233,8 +276,8 @@ class Classification(Objective):
     def _seen(self) -> list[int]:
         return sorted(set(self._numbers()))
 
-    def _largest(self, logits: Tensor, columns: list[tuple[int, int, int]]) -> Prediction:
-        """columns: (task, class within it, number in the stream) of every output."""
+    def largest(self, logits: Tensor, columns: list[tuple[int, int, int]]) -> Prediction:
+        """The class with the largest output; columns: (task, class within it, number in the stream) of every output."""
         tasks, labels, numbers = (torch.tensor(each, device=logits.device) for each in zip(*columns, strict=True))
         best = logits.argmax(1)
         return Prediction(tasks[best], labels[best], entropy(logits), numbers[best])
@@ -253,10 +296,46 @@ class Classification(Objective):
         return {"labels": self.labels, "label_smoothing": self.label_smoothing, "among": self.among}
 
 
+class OneVsRest(Classification):
+    """One class for every input, learned by a sigmoid for each class of its task; the score is the accuracy.
+
+        L(x, y) = -Σ_k [k = y] log σ(f_k(x)) + [k ≠ y] log(1 - σ(f_k(x))),    k the classes of the task
+
+    Outputs of other tasks' classes are left alone. The Fisher information is that of `MultiLabel`.
+
+    labels, among: see `Classification`; among is what an answer is chosen from.
+    """
+
+    outputs = _of_the_inputs
+
+    def __init__(self, labels: Literal["task", "stream"] = "task", among: Literal["all", "seen"] = "all") -> None:
+        super().__init__(labels, among=among)
+
+    def loss(self, model: Model, batch: Any, task: int) -> Tensor:  # type: ignore[override]
+        outputs, y = self._answered(model, batch, task)
+        own = self.own(outputs, task)
+        return binary_cross_entropy(own, F.one_hot(y.long(), own.shape[1]))
+
+    def natural(self, outputs: Tensor) -> Tensor:
+        return _of_sigmoids(self.compared(outputs))
+
+    def options(self) -> dict[str, Any]:
+        return {"labels": self.labels, "among": self.among}
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """-Σ_k p_k log σ(f_k) + (1 - p_k) log(1 - σ(f_k)), the mean over inputs."""
+    return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum") / len(logits)
+
+
 class Regression(Objective):
-    """Numbers for every input, learned by the squared error; the score is minus its mean."""
+    """Numbers for every input, learned by the squared error; the score is minus its mean.
+
+    As means of Gaussians of variance 1 outputs f have the Fisher information E Σ_k (∂f_k)², whatever the targets are.
+    """
 
     mixes_tasks = True
+    outputs = _of_the_inputs
 
     def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
         x, y = batch
@@ -267,11 +346,18 @@ class Regression(Objective):
             )
         return F.mse_loss(outputs, y)
 
+    def natural(self, outputs: Tensor) -> Tensor:
+        return outputs.flatten(1)
+
 
 class MultiLabel(Objective):
-    """Any number of yes-or-no labels for every input, by binary cross-entropy; the score is the fraction right."""
+    """Any number of yes-or-no labels for every input, by binary cross-entropy; the score is the fraction right.
+
+    The Fisher information of logits z with probabilities p is E Σ_k p_k (1 - p_k) (∂z_k)².
+    """
 
     mixes_tasks = True
+    outputs = _of_the_inputs
 
     def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
         x, y = batch
@@ -285,6 +371,14 @@ class MultiLabel(Objective):
         """The probability of every label."""
         return torch.sigmoid(super().predict(model, x, task))
 
+    def natural(self, outputs: Tensor) -> Tensor:
+        return _of_sigmoids(outputs)
+
+
+def _of_sigmoids(outputs: Tensor) -> Tensor:
+    p = torch.sigmoid(outputs.detach())
+    return ((p * (1 - p)).sqrt() * outputs).flatten(1)
+
 
 class Elbo(Objective):
     """A variational autoencoder's evidence lower bound, of Bernoulli pixels in [0, 1] (Kingma & Welling, 2013).
@@ -295,6 +389,7 @@ class Elbo(Objective):
     """
 
     mixes_tasks = True
+    outputs = _of_the_inputs
 
     def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
         return self.unsure(model, self.inputs(batch), None).mean()
@@ -310,9 +405,14 @@ class Elbo(Objective):
         """The inputs as the network sees them again."""
         return torch.cat([torch.sigmoid(model(part)[0]).view_as(part) for part in torch.split(x, PART)])
 
+    def information(self) -> Sequence[Callable[[Model, Any, int], Tensor]]:
+        """The bound, which stands for the likelihood of the inputs themselves."""
+        return [self.loss]
+
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "Classification": Classification,
+    "OneVsRest": OneVsRest,
     "Regression": Regression,
     "MultiLabel": MultiLabel,
     "Elbo": Elbo,

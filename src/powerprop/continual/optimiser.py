@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from powerprop.optim import Powerprop
 from powerprop.select import Where
 
-__all__ = ["OptimizerFactory", "powerprop_of", "refuse_alpha"]
+__all__ = ["OptimizerFactory", "guarded", "powerprop_of", "refuse_alpha"]
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 """Makes the base optimiser: `lambda params: torch.optim.SGD(params, lr=0.1)`."""
@@ -33,6 +34,17 @@ def powerprop_of(
     if made.sparsify is not None:
         kind = type(made.sparsify).__name__
         raise TypeError(f"a learner sets the masks of its optimiser itself, and cannot have {kind} beside it")
+    if made in _TAKEN or made.base in _TAKEN:
+        raise ValueError("this optimiser belongs to a learner already: make another for this one")
+    return guarded(made)
+
+
+_TAKEN: WeakSet[Optimizer] = WeakSet()
+
+
+def guarded(made: Powerprop) -> Powerprop:
+    """The optimiser of a learner, which nobody else steps from now on."""
+    _TAKEN.update((made, made.base))
     made.base.register_step_pre_hook(_refuse_unless_stepping(made))
     return made
 

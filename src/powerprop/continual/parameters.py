@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from powerprop.optim import Powerprop
-from powerprop.train.rates import Rates
+from powerprop.training import Rates
 
 __all__ = ["Parameters"]
 
@@ -24,7 +24,7 @@ class Parameters:
     def __init__(self, model: nn.Module, optimizer: Powerprop, heads: str | None) -> None:
         self.model, self.optimizer, self.heads = model, optimizer, heads
         self.rates = Rates(optimizer)
-        self._known = {id(parameter) for parameter in model.parameters()}
+        self._known = set(model.parameters())
 
     def head_of(self, name: str) -> int | None:
         """The task whose head this name is inside of; None for everything that is shared."""
@@ -51,10 +51,10 @@ class Parameters:
 
     def take_up_new(self) -> None:
         """Parameters that the model has got since the last task go to the optimiser, at the rate of its first group."""
-        new = [p for p in self.model.parameters() if id(p) not in self._known]
+        new = [p for p in self.model.parameters() if p not in self._known]
         if new:
             self.add(new)
-            self._known |= {id(parameter) for parameter in new}
+            self._known |= set(new)
 
     def add(self, parameters: list[nn.Parameter], **settings: Any) -> None:
         """Further parameters, of the model or of the method itself, for the optimiser to train."""

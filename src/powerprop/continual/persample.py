@@ -23,6 +23,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from powerprop.continual.rows import count_rows, take_rows
 from powerprop.continual.view import wearing
 from powerprop.eval_mode import evaluating
 
@@ -52,7 +53,7 @@ def mean_over_inputs(model: nn.Module, loss: Loss, batches: Iterable[Any], measu
     plan, count = None, 0
     with evaluating(model), torch.enable_grad():
         for batch in batches:
-            rows, shapes = _rows(batch), _shapes(batch)
+            rows, shapes = count_rows(batch), _shapes(batch)
             if plan is None or plan.shapes != shapes:
                 plan = _Plan(model, loss, batch, shapes)
             for index in torch.split(torch.arange(rows, device=plan.device), plan.at_a_time):
@@ -93,7 +94,7 @@ class _Plan:
         hooks = [layer.register_forward_pre_hook(hide) for layer in layers]
         hooks += [layer.register_forward_hook(show, prepend=True, with_kwargs=True) for layer in layers]
         try:
-            value = self.loss(_row(batch, torch.zeros((), dtype=torch.long, device=self.device)))
+            value = self.loss(take_rows(batch, torch.zeros((), dtype=torch.long, device=self.device)))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -122,7 +123,7 @@ class _Plan:
         """The plain definition: what `_together` must give too."""
         total: dict[str, Tensor] = {}
         for row in index:
-            found = torch.autograd.grad(self.loss(_row(batch, row)), list(self.named.values()), allow_unused=True)
+            found = torch.autograd.grad(self.loss(take_rows(batch, row)), list(self.named.values()), allow_unused=True)
             for name, g in zip(self.named, found, strict=True):
                 if g is not None:
                     each = measure(_wide(g))
@@ -132,7 +133,7 @@ class _Plan:
     def _together(self, batch: Any, index: Tensor, measure: Measure) -> dict[str, Tensor]:
         def of_one(taps: list[Tensor], direct: Mapping[str, Tensor], row: Tensor) -> tuple[Tensor, list[Tensor]]:
             with sdpa_kernel(SDPBackend.MATH), wearing(self.model, direct), self._tapped(taps) as inputs:
-                return self.loss(_row(batch, row)), inputs
+                return self.loss(take_rows(batch, row)), inputs
 
         each = vmap(grad(of_one, argnums=(0, 1), has_aux=True), in_dims=(None, None, 0), randomness="different")
         (deltas, direct), inputs = each([tap for _, tap, _ in self.calls], self.direct, index)
@@ -231,22 +232,6 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-# --- rows of a batch --------------------------------------------------------------------------------------------
-
-
-def _row(batch: Any, index: Tensor) -> Any:
-    """One input of a batch, as a batch of one; without a loop if the index stands for several."""
-    if isinstance(batch, Tensor):
-        return batch.index_select(0, index.reshape(1)) if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        return {key: _row(value, index) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_row(part, index) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_row(part, index) for part in batch)
-    return batch
-
-
 def _shapes(batch: Any) -> Any:
     """What the rows of a batch look like."""
     if isinstance(batch, Tensor):
@@ -254,12 +239,3 @@ def _shapes(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: _shapes(value) for key, value in batch.items()}
     return [_shapes(part) for part in batch] if isinstance(batch, (tuple, list)) else batch
-
-
-def _rows(batch: Any) -> int:
-    """How many inputs a batch has."""
-    while not isinstance(batch, Tensor):
-        if not isinstance(batch, (Mapping, tuple, list)) or not batch:
-            raise TypeError(f"expected batches of tensors with a row for every input, got {type(batch).__name__}")
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return len(batch)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual.holding import Holder
-from powerprop.continual.layers import inputs_noted, joined, own_layers, patches, put
+from powerprop.continual.layers import inputs_noted, joined, loose_layers, own_layers, patches, put, warn_of_loose
 from powerprop.continual.optimiser import OptimizerFactory, refuse_alpha
+from powerprop.continual.rows import in_pieces, take_rows
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress, Strategy
 
@@ -30,12 +31,14 @@ class Directions:
 
     def __init__(self) -> None:
         self.matrix: dict[str, Tensor] = {}
+        self.loose: list[str] = []
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return dict(self.matrix), {}
+        return dict(self.matrix), {"loose": self.loose}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         self.matrix = {name: matrix.clone() for name, matrix in tensors.items()}
+        self.loose = list(data.get("loose", ()))
 
 
 class Projection(Strategy):
@@ -46,12 +49,15 @@ class Projection(Strategy):
     What is projected is the step that the optimiser takes, not only the gradient, so that momentum, decay and the
     scaling of Adam leave no trace in the directions to be kept; for SGD it is the same. That happens in the optimiser,
     whatever loop calls its `step`. A bias is the weight of an input that is always 1, and is projected with the others.
-    Everything else (norms, embeddings, grouped and other layers) is trained with the first task only, every head with
-    its own.
+    Everything else (norms, embeddings, grouped and other layers, and those that are used by other ways than their own
+    `forward`, as attention does) is trained with the first task only, every head with its own.
 
     α > 1 is refused: it multiplies each entry of a step by its own slope, which leads out of any subspace.
     """
 
+    once: ClassVar[bool] = True
+    rewrites: ClassVar[bool] = True
+    sees_layers: ClassVar[bool] = True
     carries: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
@@ -66,7 +72,10 @@ class Projection(Strategy):
         self.directions = Directions()
         self.parts["directions"] = self.directions
         self._holder = Holder(model, self.optimizer, self.head_of)
-        self._before: dict[str, Tensor] = {}
+        self._unprojected: dict[str, Tensor] = {}
+        self._hook_up()
+
+    def _hook_up(self) -> None:
         self.optimizer.register_step_pre_hook(self._remember_weights)
         self.optimizer.register_step_post_hook(self._project_step)
 
@@ -83,36 +92,63 @@ class Projection(Strategy):
         self._holder.hold(self._projected(), self.current)
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
-        """What the layers see now is kept from now on."""
+        """What the layers see now is kept from now on; a layer that cannot be seen is held."""
+        self._hold_loose(data)
         with torch.no_grad():
             self.learn_directions(data)
         self._holder.hold(self._projected(), None)
 
+    def check_model(self) -> None:
+        """What is held must be what was learned."""
+        super().check_model()
+        self._holder.check_same()
+
+    def let_go(self) -> None:
+        """Another learner has the model."""
+        self._holder.let_go()
+        super().let_go()
+
+    def settle(self) -> None:
+        """A copy holds the same in its own model."""
+        super().settle()
+        self._hook_up()
+        self._holder.hold_again()
+
+    def _hold_loose(self, data: Source) -> None:
+        row = take_rows(next(data.in_order()), torch.zeros(1, dtype=torch.long))
+        model, task = self.bound(self.current), self.current
+        loose = loose_layers(lambda: self.objective.outputs(model, row, task), self.layers)
+        loose = {n: how for n, how in loose.items() if n not in self.directions.matrix or "outside" in how}
+        new = {n: how for n, how in loose.items() if n not in self.directions.loose}
+        warn_of_loose(self.name, new)
+        self.directions.loose += list(new)
+
     def _projected(self) -> set[str]:
-        return {f"{name}.{kind}".lstrip(".") for name in self.layers for kind in ("weight", "bias")}
+        seen = [name for name in self.layers if name not in self.directions.loose]
+        return {f"{name}.{kind}".lstrip(".") for name in seen for kind in ("weight", "bias")}
 
     def _remember_weights(self, *_: Any) -> None:
-        known = [name for name in self.layers if name in self.directions.matrix]
-        self._before = {name: joined(self.layers[name]) for name in known}
+        known = [n for n in self.layers if n in self.directions.matrix and n not in self.directions.loose]
+        self._unprojected = {name: joined(self.layers[name]) for name in known}
 
     @torch.no_grad()
     def _project_step(self, *_: Any) -> None:
-        for name, before in self._before.items():
+        for name, before in self._unprojected.items():
             layer = self.layers[name]
             put(layer, before + self.project(name, joined(layer) - before))
-        self._before = {}
+        self._unprojected = {}
 
     def _matrix(self, name: str, like: Tensor) -> Tensor:
         """The matrix of a layer where the layer is."""
         self.directions.matrix[name] = self.directions.matrix[name].to(like.device)
         return self.directions.matrix[name].to(like.dtype)
 
-    def _noting(self, x: Tensor) -> dict[str, Tensor]:
-        """What goes into each layer in one pass, as (rows, places, entries); a layer called twice has more places."""
+    def _noting(self, batch: Any) -> dict[str, list[Tensor]]:
+        """What goes into each layer in one pass, as (rows, places, entries) for each of its calls."""
         noted: dict[str, list[Tensor]] = {}
         with inputs_noted(self.layers, lambda name, found: noted.setdefault(name, []).append(found)):
-            self.bound(self.current)(x.to(self.device))
-        return {n: torch.cat([patches(self.layers[n], each) for each in found], 1) for n, found in noted.items()}
+            self.objective.outputs(self.bound(self.current), batch, self.current)
+        return {n: [patches(self.layers[n], each) for each in found] for n, found in noted.items()}
 
 
 class GPM(Projection):
@@ -184,9 +220,9 @@ class GPM(Projection):
     def learn_directions(self, data: Source) -> None:
         """Gram matrices of all layers in one pass over some of the data, then the new directions of each."""
         gram: dict[str, Tensor] = {}
-        for x in torch.split(data.some(self.objective.inputs, self.samples), PART):
-            for name, found in self._noting(x).items():
-                seen = found.flatten(0, 1).double()
+        for batch in (part for some in data.some_rows(self.option(GPM, "samples")) for part in in_pieces(some, PART)):
+            for name, found in self._noting(batch).items():
+                seen = torch.cat([each.flatten(0, 1) for each in found]).double()
                 gram[name] = gram.get(name, 0.0) + seen.T @ seen
         for name, each in gram.items():
             basis = self.directions.matrix.get(name, each.new_zeros(len(each), 0)).to(each)
@@ -236,20 +272,20 @@ class OWM(Projection):
     def learn_directions(self, data: Source) -> None:
         """The means of all batches, then the recursion of each layer."""
         means: dict[str, list[Tensor]] = {}
-        for x in self._batches(data):
-            for name, found in self._noting(x).items():
-                means.setdefault(name, []).append(found.double().mean(0))
+        for batch in self._batches(data):
+            for name, found in self._noting(batch).items():
+                means.setdefault(name, []).append(torch.cat([each.double().mean(0) for each in found]))
+        decay = self.option(OWM, "decay")
         for name, columns in means.items():
             size = columns[0].shape[-1]
             P = self.directions.matrix.get(name, torch.eye(size)).to(columns[0])
             for i, mean in enumerate(columns):
-                P = without(P, mean, self.ridge * self.decay ** (i / len(columns)))
+                P = without(P, mean, self.ridge * decay ** (i / len(columns)))
             self.directions.matrix[name] = P.float().contiguous()
 
-    def _batches(self, data: Source) -> Iterator[Tensor]:
+    def _batches(self, data: Source) -> Iterator[Any]:
         """Inputs in order, in batches of the size that is trained with."""
-        inputs = (self.objective.inputs(batch) for batch in data.in_order())
-        return chain.from_iterable(torch.split(x, self.batch_size) for x in inputs)
+        return chain.from_iterable(in_pieces(batch, self.batch_size) for batch in data.in_order())
 
 
 def grown(basis: Tensor, gram: Tensor, share: float) -> Tensor:

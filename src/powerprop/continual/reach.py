@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual.layers import channels
+from powerprop.continual.rows import all_tensors, take_rows
 from powerprop.continual.seeds import drawing_from
 
 __all__ = ["units_seen"]
@@ -23,13 +24,13 @@ ROWS = 256
 
 @torch.no_grad()
 def units_seen(
-    model: Callable[[Tensor], Any], x: Tensor, layers: Mapping[str, nn.Module], gates: Mapping[str, Tensor]
+    model: Callable[[Any], Any], x: Any, layers: Mapping[str, nn.Module], gates: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """For every layer the output units that reach an open gate of a later layer's input, or the model's output, without
     passing through another layer on the way. A layer that is not called is taken to be seen all of it.
 
     model: in evaluation mode; its rows are computed one by one.
-    x: one input, (1, …).
+    x: a batch of one input, as the model takes it. Where the model gives no answer, all units are taken to be seen.
     gates: layer -> which of its inputs are open; all of them where it has none.
     """
     with _Probe(layers, gates).hooked() as probe:
@@ -72,7 +73,7 @@ class _Probe:
 
         return put
 
-    def seen(self, name: str, model: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    def seen(self, name: str, model: Callable[[Any], Any], x: Any) -> Tensor:
         layer = self.layers[name]
         count = len(layer.weight)  # type: ignore[arg-type]
         found, self.name, self.called = torch.zeros(count, dtype=torch.bool), name, False
@@ -80,25 +81,24 @@ class _Probe:
             self.units = units
             before, *after = (self._run(value, model, x) for value in (0.0, *PROBES))
             for noted in after:
+                if len(noted) != len(before):  # the loss could not be computed of such outputs
+                    found[units] = True
+                    continue
                 for old, new in zip(before, noted, strict=True):
                     found[units] |= (old != new).flatten(1).any(1).cpu()
         return found | (not self.called)
 
-    def _run(self, value: float, model: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
+    def _run(self, value: float, model: Callable[[Any], Any], x: Any) -> list[Tensor]:
         """What all layers get and what the model gives; noise is the same in every run."""
-        self.value, self.notes = value, []
-        with drawing_from(0, x.device):
-            outputs = model(x.repeat(len(self.units), *[1] * (x.ndim - 1)))
-        return [*self.notes, *_tensors(outputs, len(self.units))]
-
-
-def _tensors(outputs: Any, rows: int) -> Iterator[Tensor]:
-    """All tensors of an answer with a row for every input; those without are the same for all of them."""
-    if isinstance(outputs, Tensor):
-        yield outputs if outputs.ndim and len(outputs) == rows else outputs.expand(rows, *outputs.shape)
-    elif isinstance(outputs, Mapping):
-        for each in outputs.values():
-            yield from _tensors(each, rows)
-    elif isinstance(outputs, (tuple, list)):
-        for each in outputs:
-            yield from _tensors(each, rows)
+        self.value, self.notes, rows = value, [], len(self.units)
+        device = next(all_tensors(x)).device
+        with drawing_from(0, device):
+            try:
+                answers = list(all_tensors(model(take_rows(x, torch.zeros(rows, dtype=torch.long)))))
+            except Exception:
+                if value == 0.0:
+                    raise
+                return []
+        if not answers:
+            self.called = False
+        return [*self.notes, *(a if a.ndim and len(a) == rows else a.expand(rows, *a.shape) for a in answers)]

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual import saving
+from powerprop.continual.der import DER, DERpp
 from powerprop.continual.distill import LwF
 from powerprop.continual.gem import AGEM, GEM
 from powerprop.continual.generative import DGR, RtF
 from powerprop.continual.hat import HAT
+from powerprop.continual.icarl import ICaRL
 from powerprop.continual.objective import Model, Objective
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.efficient import EfficientPackNet
@@ -31,6 +33,8 @@ __all__ = ["STRATEGIES", "load_learner"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "AGEM": AGEM,
+    "DER": DER,
+    "DERpp": DERpp,
     "DGR": DGR,
     "EfficientPackNet": EfficientPackNet,
     "ER": ER,
@@ -38,6 +42,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "GEM": GEM,
     "GPM": GPM,
     "HAT": HAT,
+    "ICaRL": ICaRL,
     "JointTraining": JointTraining,
     "Laplace": Laplace,
     "LwF": LwF,

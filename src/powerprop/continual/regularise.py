@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
-from powerprop.continual.fisher import Labels, check_labels, diagonal_fisher, sensitivity
+from powerprop.continual.fisher import Labels, check_information, check_labels, diagonal_fisher, sensitivity
 from powerprop.continual.layers import check_protect, protected
+from powerprop.continual.ongoing import below
 from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.saving import below
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress, Strategy
 
@@ -76,7 +76,7 @@ class Held:
         )
 
 
-class Quadratic(Strategy, ABC):
+class Quadratic(Strategy):
     """Holds weights where they were, each as firmly as it matters to the tasks so far:
 
         L(θ) + λ/2 Σ_i Ω_i (θ_i - θ*_i)²
@@ -91,6 +91,7 @@ class Quadratic(Strategy, ABC):
     Further arguments are those of `Strategy`.
     """
 
+    acts_on_weights: ClassVar[bool] = True
     OPTIONS: ClassVar[tuple[str, ...]] = ("strength", "protect")
 
     def __init__(
@@ -111,7 +112,7 @@ class Quadratic(Strategy, ABC):
     def penalty(self) -> Tensor | None:
         """λ/2 Σ Ω (θ - θ*)²."""
         distance = self.held.distance(self.weights())
-        return None if distance is None else 0.5 * self.strength * distance
+        return None if distance is None else 0.5 * self.option(Quadratic, "strength") * distance
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """Add the importances of the task."""
@@ -129,7 +130,7 @@ class Quadratic(Strategy, ABC):
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters that are held, by name."""
-        return protected(self.model, self.protect)
+        return protected(self.model, self.option(Quadratic, "protect"))
 
 
 class EWC(Quadratic):
@@ -164,6 +165,7 @@ class EWC(Quadratic):
         if not 0 <= damping < math.inf:
             raise ValueError(f"damping must be a number of at least 0, got {damping}")
         super().__init__(model, optimizer, strength=strength, **options)
+        check_information(self.objective, labels)
         self.labels, self.damping = labels, damping
 
     def importances(self, data: Source) -> dict[str, Tensor]:
@@ -214,7 +216,7 @@ class Laplace(EWC):
     def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         """Ω ← γΩ + F, held where the weights are now."""
         for importance in self.held.importance.values():
-            importance.mul_(self.decay)
+            importance.mul_(self.option(Laplace, "decay"))
         Quadratic.hold(self, found, weights)
 
 
@@ -252,7 +254,7 @@ class MAS(Quadratic):
     def importances(self, data: Source) -> dict[str, Tensor]:
         """The mean absolute gradient of the squared length of the outputs."""
         with self.viewing(self.current) as model:
-            return sensitivity(self.model, data.in_order(), self.objective, model, self.mean)
+            return sensitivity(self.model, data.in_order(), self.objective, model, self.mean, self.current)
 
 
 class SI(Quadratic):
@@ -315,6 +317,16 @@ class SI(Quadratic):
             path = self._path.setdefault(name, torch.zeros_like(before, dtype=wide))
             path.addcmul_(gradient, before.sub_(weights[name].detach()))
         self._before = {}
+
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The path so far, and where it began."""
+        parts = {"path": self._path, "start": self._start}
+        return {f"{kind}/{name}": t for kind, tensors in parts.items() for name, t in tensors.items()}, {}
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """The same path."""
+        weights, (path, start) = self.weights(), (below(kind, tensors) for kind in ("path", "start"))
+        self._path, self._start = ({n: t.to(weights[n].device) for n, t in each.items()} for each in (path, start))
 
     def importances(self, data: Source) -> dict[str, Tensor]:
         """The part that each weight had in the fall of the loss, per squared distance."""

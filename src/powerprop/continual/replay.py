@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ class Replay(Strategy):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("memory", "rehearsed")
     FIXED: ClassVar[tuple[str, ...]] = ("memory",)
+    BESIDE: ClassVar[int] = 0
+    """Tensors that are kept with every example."""
     EQUAL: ClassVar[bool] = False
     """Every task has the same number of examples in the memory; otherwise every example is as likely to be there."""
 
@@ -40,27 +42,38 @@ class Replay(Strategy):
         if rehearsed is not None and rehearsed < 1:
             raise ValueError(f"rehearsed must be at least one example a step, got {rehearsed}")
         self.memory, self.rehearsed = memory, rehearsed
-        self.examples = Memory(memory, self.EQUAL)
-        self.parts["memory"] = self.examples
+        self.buffer = Memory(memory, self.EQUAL, self.BESIDE)
+        self.parts["memory"] = self.buffer
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """Some of the task's data goes into the memory."""
-        self.examples.add(data.in_order(), self.current, self.generator("memory"))
+        self.buffer.add(data.in_order(), self.current, self.generator("memory"))
+
+    def batch_shown(self) -> Any:
+        """The batch of the step, for methods that keep some of it."""
+        now = self._open("rehearse")
+        if now.batch is None:
+            raise ValueError(f"{type(self).__name__} keeps examples of every step: say step(loss, batch)")
+        return now.batch
+
+    def remember(self, *beside: Tensor) -> None:
+        """Some of the step's batch goes into the memory, with what is kept beside it."""
+        self.buffer.add_now(self.batch_shown(), self.current, self.generator("memory"), beside)
 
     def drawn(self, times: int = 1) -> Tensor:
         """Rows of the memory at random, as many as a step rehearses."""
-        return self.examples.draw(times * (self.rehearsed or self.batch_size), self.generator("rehearsed"))
+        return self.buffer.draw(times * (self.rehearsed or self.batch_size), self.generator("rehearsed"))
 
     def rehearsals(self, rows: Tensor, share: float) -> list[Rehearsal]:
         """Examples of the memory as batches, each with its share: one batch, or one for each task where the network or
         the objective must know it."""
-        tasks = self.examples.tasks[rows]
+        tasks = self.buffer.tasks[rows]
         kind: Any = type(self)
         one_network = self.heads is None and not self.takes_task and verbs_of(kind, "viewing") == (Strategy.viewing,)
         if one_network and self.objective.mixes_tasks:
-            return [Rehearsal(self.examples.batch(rows), tasks, share)]
+            return [Rehearsal(self.buffer.batch(rows), tasks, share)]
         groups = ((task, rows[tasks == task]) for task in sorted(set(tasks.tolist())))
-        return [Rehearsal(self.examples.batch(own), task, share * len(own) / len(rows)) for task, own in groups]
+        return [Rehearsal(self.buffer.batch(own), task, share * len(own) / len(rows)) for task, own in groups]
 
     def loss_again(self, rows: Tensor) -> Tensor:
         """The mean loss of some examples of the memory."""
@@ -77,16 +90,19 @@ class ER(Replay):
 
         L = ½ L(batch) + ½ L(memory batch)
 
-    Every example of the stream is in the memory with the same probability (Vitter, 1985). It is filled when a task
-    ends, so that no example of the task in hand is rehearsed.
+    Every example of the stream is in the memory with the same probability (Vitter, 1985).
 
     References: Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019; Hsu et al., Re-evaluating
     Continual Learning Scenarios, 2018 ("naive rehearsal").
 
     share: of the loss that the memory has.
+    fill: when examples go into the memory: at the "end" of a task, so that no example of the task in hand is rehearsed;
+        or with every "step", from the batch that it shows, as an online stream asks for: `step(loss, batch)`, and
+        `end()` needs no data.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("share",)
+    fills_memory: ClassVar[bool] = True
+    OPTIONS: ClassVar[tuple[str, ...]] = ("share", "fill")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "split-mnist": {
             "memory": 4400,
@@ -103,16 +119,32 @@ class ER(Replay):
     examples as large as the network. Adam with 1e-3 for 4 epochs (400-400), 1e-4 for 10 epochs (1000-1000)."""
 
     def __init__(
-        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, share: float = 0.5, **options: Any
-    ) -> None:
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, share: float = 0.5,
+        fill: Literal["end", "step"] = "end", **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         if not 0 < share < 1:
             raise ValueError(f"share must be between 0 and 1, got {share}")
-        self.share = share
+        if fill not in ("end", "step"):
+            raise ValueError(f"fill must be 'end' or 'step', got {fill!r}")
+        self.share, self.fill = share, fill
+        self.buffer.trained = fill == "step"
+
+    def after_step(self) -> None:
+        """The batch goes by."""
+        if self.fill == "step":
+            self.remember()
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """Some of the task's data goes into the memory, if it has not gone by already."""
+        if self.fill == "end":
+            super().end_task(data, validation, progress)
 
     def rehearse(self) -> list[Rehearsal] | None:
         """A batch of the memory, as soon as there is one."""
-        return self.rehearsals(self.drawn(), self.share) if len(self.examples) else None
+        if self.fill == "step":
+            self.batch_shown()
+        return self.rehearsals(self.drawn(), self.option(ER, "share")) if len(self.buffer) else None
 
 
 class PerfectMemory(Replay):
@@ -125,12 +157,16 @@ class PerfectMemory(Replay):
     Reference: Wołczyk et al., Continual World, NeurIPS 2021.
     """
 
+    once: ClassVar[bool] = True
+    fills_the_loss: ClassVar[bool] = True
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
         if options.setdefault("memory", None) is not None:
             raise ValueError(f"{type(self).__name__} keeps everything, got memory={options['memory']}; see ER")
         super().__init__(model, optimizer, **options)
+        if self.memory is not None:  # as an option of a strategy beside this one
+            raise ValueError(f"{type(self).__name__} keeps everything, got memory={self.memory}; see ER")
 
     def rehearse(self) -> list[Rehearsal] | None:
         """A batch of everything before the task in hand."""
@@ -146,6 +182,7 @@ class JointTraining(PerfectMemory):
     rehearsed: examples of each earlier task for a step.
     """
 
+    rewrites: ClassVar[bool] = True
     carries: ClassVar[bool] = False
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
         "split-mnist": {"reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018"},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +14,14 @@ from torch import Tensor, nn
 
 from powerprop.continual.now import Learned
 from powerprop.continual.objective import OBJECTIVES, Objective
+from powerprop.continual.ongoing import below, go_on, ongoing_state
 from powerprop.optim import Powerprop
 from powerprop.tensorfiles import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from powerprop.continual.strategy import Strategy
 
-__all__ = ["below", "options_of", "read_learner", "state_of", "take_up", "write_learner"]
+__all__ = ["below", "options_of", "put_back", "read_learner", "snapshot", "state_of", "take_up", "write_learner"]
 
 FORMAT = "powerprop-learner-2"
 
@@ -40,17 +43,19 @@ def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def state_of(learner: Strategy) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything that was learned, with that of the method's own parts."""
-    if learner.now is not None:
-        raise RuntimeError(f"task {learner.now.task} is still being learned: a learner is saved after end()")
+    """Everything that was learned, with that of the method's own parts; and where the task in hand stands."""
     tensors = weights(learner.model, learner.optimizer)
     data: dict[str, Any] = {
         "identity": identity(learner), "options": options_of(learner),
-        "tasks": [list(task) for task in learner.tasks], "records": learner.records, "parts": {},
+        "tasks": [list(task) for task in learner.tasks], "visits": learner.visits,
+        "records": learner.records, "parts": {},
     }  # fmt: skip
     for name, part in learner.parts.items():
         own, data["parts"][name] = part.state()
         tensors |= {f"{name}/{key}": tensor for key, tensor in own.items()}
+    if learner.now is not None:
+        own, data["now"] = ongoing_state(learner)
+        tensors |= {f"now/{key}": tensor for key, tensor in own.items()}
     return tensors, data
 
 
@@ -67,7 +72,10 @@ def options_of(learner: Strategy) -> dict[str, Any]:
     base = learner.optimizer.base
     defaults = {k: v for k, v in base.defaults.items() if v is None or isinstance(v, (bool, int, float, str, tuple))}
     made = {"optimizer": [type(base).__name__, defaults], "schedule": None if learner.schedule is None else "given"}
-    return made | {name: getattr(learner, name) for name in _named(learner, "OPTIONS")}
+    parts: dict[type, dict[str, Any]] = getattr(learner, "own_options", {})
+    of_parts = {f"{kind.__name__}.{name}": value for kind, own in parts.items() for name, value in own.items()}
+    shared = {name for own in parts.values() for name in own}
+    return made | {name: getattr(learner, name) for name in _named(learner, "OPTIONS") if name not in shared} | of_parts
 
 
 def objective_of(objective: Objective) -> list[Any]:
@@ -83,14 +91,23 @@ def _named(learner: Strategy, attribute: str) -> list[str]:
 def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     """Make a learner what `state_of` described, all of it or nothing."""
     check_identity(data["identity"], json.loads(json.dumps(identity(learner))))
-    learner.parameters.add_heads(len(data["tasks"]), lambda: learner.generator("head"))
+    for name, own in data["parts"].items():
+        if own.get("tasks", len(data["tasks"])) != len(data["tasks"]):
+            raise ValueError(f"{name!r} of {own['tasks']} tasks, in a learner of {len(data['tasks'])}")
+    learner.parameters.add_heads(len(data["tasks"]) + ("now" in data), lambda: learner.generator("head"))
     now, plain = state_of(learner)
     kinds = ("model/", "phi/")
     check_shapes(*({n: t for n, t in each.items() if n.startswith(kinds)} for each in (tensors, now)))
     before = {n: t.clone() for n, t in now.items()}
     try:
         _put(learner, tensors, data)
+        if "now" in data:
+            put = partial(load_weights, learner.model, learner.optimizer, tensors)
+            go_on(learner, below("now", tensors), data["now"], put)
+            return
     except Exception:
+        if learner.now is not None:
+            learner.give_up()
         _put(learner, before, plain)
         raise
     learner.model.eval()
@@ -99,13 +116,17 @@ def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str,
 def _put(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     load_weights(learner.model, learner.optimizer, tensors)
     _remember(learner, data["tasks"], data["records"])
+    learner.visits = data.get("visits", len(data["tasks"]))
     for name, part in learner.parts.items():
         part.load_state(below(name, tensors), data["parts"][name])
 
 
-def _remember(learner: Strategy, tasks: Sequence[tuple[str, Sequence[int] | None]], records: Mapping[str, Any]) -> None:
+def _remember(learner: Strategy, tasks: Sequence[Sequence[Any]], records: Mapping[str, Any]) -> None:
     """These are the tasks that were learned, and what was written down about them."""
-    learner.tasks = [Learned(name, None if own is None else tuple(own)) for name, own in tasks]
+    learner.tasks = [
+        Learned(name, None if own is None else tuple(own), *(id or [place]))  # older files count the tasks
+        for place, (name, own, *id) in enumerate(tasks)
+    ]
     learner.records, learner.now = dict(records), None
     for number, learned in enumerate(learner.tasks):
         learner.objective.begin(number, learned.classes)
@@ -133,7 +154,7 @@ def weights(model: nn.Module, optimizer: Powerprop) -> dict[str, Tensor]:
     """All that a model holds. Of a weight with α only φ is kept; the model's weight is Ψ(φ)."""
     masters = optimizer.masters
     rest = {f"model/{n}": t for n, t in model.state_dict().items() if n not in masters}
-    return rest | {f"phi/{n}": m.theta() if m.phi is None else m.phi for n, m in masters.items()}
+    return rest | {f"phi/{n}": m.theta() for n, m in masters.items()}
 
 
 @torch.no_grad()
@@ -143,14 +164,30 @@ def load_weights(model: nn.Module, optimizer: Powerprop, tensors: Mapping[str, T
     model.load_state_dict(below("model", tensors), strict=False)
     phi = below("phi", tensors)
     for name, master in optimizer.masters.items():
-        if master.alpha > 1 or phi[name].dtype != master.param.dtype:
-            master.restore(phi[name].clone(), None, None)
-        master.param.copy_(phi[name] if master.phi is None else master.theta())
+        master.param.copy_(phi[name])
+        master.kept = phi[name].clone() if phi[name].dtype != master.param.dtype else None
 
 
-def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with "prefix/", without it."""
-    return {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+def snapshot(learner: Strategy) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Copies of what a task that diverges spoils: weights, and the parts of a method that steps change too."""
+    tensors, plain = weights(learner.model, learner.optimizer), {}
+    for part in _trained(learner):
+        own, plain[part] = learner.parts[part].state()
+        tensors |= {f"{part}/{name}": tensor for name, tensor in own.items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}, copy.deepcopy(plain)
+
+
+def put_back(learner: Strategy, before: tuple[Mapping[str, Tensor], Mapping[str, Any]]) -> None:
+    """The learner with the weights that it had; what it knows of tasks has not changed."""
+    tensors, plain = before
+    load_weights(learner.model, learner.optimizer, tensors)
+    for name, part in learner.parts.items():
+        part.load_state(*((below(name, tensors), plain[name]) if name in plain else part.state()))
+    learner.model.eval()
+
+
+def _trained(learner: Strategy) -> list[str]:
+    return [name for name, part in learner.parts.items() if getattr(part, "trained", False)]
 
 
 def made_objective(saved: list[Any]) -> Objective:

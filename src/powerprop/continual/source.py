@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from powerprop.data.batches import Batches
+from powerprop.batches import Batches
+from powerprop.continual.rows import count_rows, take_rows
 
 __all__ = ["Missing", "Source", "to_device"]
 
@@ -18,10 +20,11 @@ IN_ORDER = 1000
 
 
 class Source:
-    """A task's training data: endless batches to train on, or all of it once, in a fixed order.
+    """A task's training data: endless batches to train on, or all of it once.
 
     data: (inputs, targets, …) as tensors, inputs alone, a `Dataset`, or a `DataLoader` or anything else that can be
-        gone through again and again. What a loader yields, its batch size and its shuffling, are its own affair.
+        gone through again and again. What a loader yields is its own affair: its sampler says which examples a task
+        has, in training and when it ends.
     batch_size: of the batches that are made here.
     generator: shuffles what is batched here. Asked for when the first batch is, so that what needs no shuffling draws
         nothing.
@@ -65,7 +68,7 @@ class Source:
             raise TypeError(f"{self.data!r} does not know its length: say how many steps, not epochs") from None
 
     def in_order(self) -> Iterator[Any]:
-        """All the data once, in the order that it has by itself."""
+        """All the data once, in the order that it has by itself; a loader's batches as it yields them."""
         if isinstance(self.data, tuple):
             parts = (torch.split(part, IN_ORDER) for part in self.data)
             return (to_device(_one_or_all(batch), self.device) for batch in zip(*parts, strict=True))
@@ -74,6 +77,23 @@ class Source:
     def some(self, inputs: Callable[[Any], Tensor], most: int) -> Tensor:
         """Some of the inputs, about as many as this and fewer than twice as many, evenly spaced."""
         return self.some_of(lambda batch: (inputs(batch),), most)[0]
+
+    def some_rows(self, most: int) -> list[Any]:
+        """Some rows of the data, about as many as this and fewer than twice as many, evenly spaced; as batches."""
+        if isinstance(self.data, tuple):
+            stride = max(1, len(self.data[0]) // most)
+            return [to_device(_one_or_all(tuple(part[::stride] for part in self.data)), self.device)]
+        kept: list[tuple[Tensor, Any]] = []
+        stride, seen = 1, 0
+        for batch in self.in_order():
+            place = torch.arange(-seen % stride, count_rows(batch), stride)
+            kept.append((place + seen, take_rows(batch, place)))
+            seen += count_rows(batch)
+            if sum(len(places) for places, _ in kept) >= 2 * most:
+                stride *= 2
+                even = [places % stride == 0 for places, _ in kept]
+                kept = [(n[e], take_rows(b, e.nonzero())) for (n, b), e in zip(kept, even, strict=True)]
+        return [batch for places, batch in kept if len(places)]
 
     def some_of(self, parts: Callable[[Any], tuple[Tensor, ...]], most: int) -> tuple[Tensor, ...]:
         """The same of several parts of a batch that belong together, such as inputs and labels."""
@@ -96,8 +116,6 @@ class Source:
                 return DataLoader(self.data, self.batch_size)
             generator = self.generator() if shuffle else None
             return DataLoader(self.data, self.batch_size, shuffle=shuffle, generator=generator)
-        if not shuffle and isinstance(self.data, DataLoader) and not isinstance(self.data.dataset, IterableDataset):
-            return DataLoader(self.data.dataset, self.data.batch_size or 1, collate_fn=self.data.collate_fn)
         return self.data
 
 
@@ -130,11 +148,19 @@ def _understood(data: Any) -> Any:
 
 def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
-        batch = None
-        for batch in loader:
+        number, batches, last = 0, iter(loader), _length(loader)
+        for number, batch in enumerate(batches, 1):
+            # samplers draw once more when they come to their end, which a loop of one's own reaches with every epoch
+            further = list(islice(batches, 1)) if number == last else []
             yield batch
-        if batch is None:
+            yield from further
+        if not number:
             raise ValueError(f"{loader!r} has no batches")
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    """How many batches there are; None where asking for one more may have an effect."""
+    return len(loader) if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset) else None
 
 
 def _one_or_all(batch: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,20 +15,23 @@ from torch.optim import Optimizer
 
 from powerprop.continual import saving, stepping
 from powerprop.continual.arguments import check_least
-from powerprop.continual.asking import check_task, over_heads
-from powerprop.continual.combine import act, check_combination
+from powerprop.continual.asking import over_heads, place_of
+from powerprop.continual.combine import act, check_combination, having
 from powerprop.continual.moments import Moments
-from powerprop.continual.now import Learned, Now, Rehearsal, Stateful, next_task
+from powerprop.continual.now import Learned, Now, Rehearsal, Stateful, TaskId, next_task
 from powerprop.continual.objective import Model, Objective, as_objective
-from powerprop.continual.optimiser import OptimizerFactory, powerprop_of
+from powerprop.continual.optimiser import OptimizerFactory, guarded, powerprop_of
+from powerprop.continual.owner import check_owner, claim
 from powerprop.continual.parameters import Parameters
 from powerprop.continual.seeds import derived_seed, drawing_from, number_of
-from powerprop.continual.source import Missing, Source
+from powerprop.continual.source import Missing, Source, to_device
 from powerprop.continual.task import Task
 from powerprop.continual.training import Losses, Progress, set_rates, train
 from powerprop.continual.view import AsTask
 from powerprop.eval_mode import evaluating
 from powerprop.select import Where
+from powerprop.tensorfiles import content_of
+from powerprop.training import NonFiniteError
 
 __all__ = ["Naive", "Progress", "Strategy"]
 
@@ -73,6 +77,27 @@ class Strategy:
     carries: ClassVar[bool] = True
     """False if every task begins anew, or trains parameters of the method's own: there is nothing to `carry` then."""
 
+    keeps_answers: ClassVar[bool] = False
+    """True if earlier tasks answer as before, to the bit, because weights are held for them."""
+    rewrites: ClassVar[bool] = False
+    """True if weights are written to past the masks of the optimiser."""
+    fixed_weights: ClassVar[bool] = False
+    """True if no weight is trained."""
+    acts_on_weights: ClassVar[bool] = False
+    """True if gradients or moves of weights are what the method is about."""
+    once: ClassVar[bool] = False
+    """True if a task cannot be learned again after others."""
+    fills_memory: ClassVar[bool] = False
+    """True if it says itself when examples go into the memory, and what with them."""
+    sees_layers: ClassVar[bool] = False
+    """True if what goes into layers is looked at, or changed, while the network answers."""
+    trains_beyond: ClassVar[bool] = False
+    """True if layers are trained that no answer of the network needs."""
+    asks_before: ClassVar[bool] = False
+    """True if the network as it is, and as it was, is asked about the classes of all tasks at once."""
+    fills_the_loss: ClassVar[bool] = False
+    """True if what is rehearsed leaves no room for another rehearsal."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -97,12 +122,13 @@ class Strategy:
             raise ValueError(f"the optimiser of {type(self).__name__} starts every task anew: expected carry=False")
         if heads is not None:
             model.get_submodule(heads)
-        self.model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
+        self._model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
         self.heads, self.takes_task, self.schedule, self.clip, self.carry = heads, takes_task, schedule, clip, carry
         self.objective = as_objective(objective)
         self.optimizer = powerprop_of(model, optimizer, alpha, where)
         self.parts: dict[str, Stateful] = {"moments": Moments(model, self.optimizer)} if carry else {}
         self.tasks: list[Learned] = []
+        self.visits = 0
         self.records: dict[str, Any] = {}
         self.now: Now | None = None
         self.parameters = Parameters(model, self.optimizer, heads)
@@ -115,31 +141,42 @@ class Strategy:
 
     def begin(
         self,
-        task: int | Task | None = None,
+        task: TaskId | Task | None = None,
         *,
         classes: Sequence[int] | None = None,
         steps: int | None = None,
         name: str = "",
+        again: bool = False,
     ) -> None:
         """Begin the next task: the optimiser forgets what it remembers of the last one, unless it is to `carry` it.
 
-        task: its number, which must be that of the next one; or the task itself.
+        task: what it is called from now on, a number or a name, by default its place in the order of learning, which
+            is what models with heads, and the verbs, know it by; or the task itself.
         classes: the numbers of its classes in the whole stream, if the objective needs them.
         steps: how many steps there will be, for methods that follow a schedule.
         name: what messages call it.
+        again: a task that was learned before is visited once more, with the head that it has.
         """
         if self.now is not None:
             raise RuntimeError(
                 f"{self.now.name} is still being learned: call end() before the next begin(), or give_up()"
             )
-        now = next_task(self.current, task, classes, steps, name)
-        self.parameters.add_heads(self.current + 1, lambda: self.generator("head"), f"{now.name}: ")
+        claim(self._model, self)
+        self.check_model()
+        now = next_task(self.tasks, task, classes, steps, name, again)
+        if again and (once := having(type(self), "once")):
+            raise ValueError(f"{now.name}: {once[0]} does not learn a task again: give what comes now an id of its own")
+        if again and now.classes != self.tasks[now.task].classes:
+            own = self.tasks[now.task].classes
+            raise ValueError(f"{now.name}: expected the classes {own} that it had before, got {now.classes}")
+        self.parameters.add_heads(now.task + 1, lambda: self.generator("head"), f"{now.name}: ")
         self.parameters.take_up_new()
-        self.objective.begin(self.current, now.classes)
+        if not again:
+            self.objective.begin(now.task, now.classes)
         if not self.carry:
             self.optimizer.base.state.clear()
         self.model.train()
-        self.now, self._tally = now, Losses(self.device)
+        self.now, self.tally = now, Losses(self.device)
         try:
             act(self, "begin_task")
         except BaseException:
@@ -153,22 +190,34 @@ class Strategy:
         scaler: of mixed precision in float16.
         """
         now = self._open("step")
-        now.batch = batch
+        now.forget_batches()
         self.optimizer.zero_grad()
-        self.backward(loss, scaler)
+        self.backward(loss, batch, scaler)
         self.update(scaler)
         return loss.detach()
 
-    def backward(self, loss: Tensor, scaler: GradScaler | None = None) -> None:
-        """The first half of a step, to be called several times where gradients are accumulated."""
-        self._open("backward")
-        self._tally.add(loss)
-        rehearsals = [each for found in act(self, "rehearse") for each in found or ()]
-        stepping.backward(self, loss, rehearsals, scaler)
+    def backward(self, loss: Tensor, batch: Any = None, scaler: GradScaler | None = None) -> None:
+        """The first half of a step, to be called several times where gradients are accumulated: of k batches, each with
+        a k-th of its loss. What is rehearsed is drawn with the first of them, and counts once.
+
+        A loss that is not finite is refused, and nothing of the learner has changed.
+        """
+        now = self._open("backward")
+        stepping.check_finite(loss, now.step, scaler)
+        if isinstance(batch, GradScaler):
+            raise TypeError("backward takes the batch before the scaler: say backward(loss, scaler=scaler)")
+        now.batches.append(batch)
+        if now.rehearsals is None:
+            now.batch = batch
+            now.rehearsals = [each for found in act(self, "rehearse") for each in found or ()]
+        stepping.backward(loss, now.rehearsals, scaler)
+        self.tally.add(loss)
 
     def update(self, scaler: GradScaler | None = None) -> None:
-        """The second half: the gradients as the methods want them, the penalty, clipping, the optimiser."""
+        """The second half: what is rehearsed, the gradients as the methods want them, the penalty, clipping, the
+        optimiser."""
         now = self._open("update")
+        stepping.rehearse(self, scaler)
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         self.after_backward()
@@ -177,8 +226,8 @@ class Strategy:
         stepping.move(self.optimizer, scaler)
         now.step += 1
         act(self, "after_step")
-        now.batch = None
-        self._tally.after(now.step)
+        now.forget_batches()
+        self.tally.after(now.step)
 
     def end(self, data: Any = None, validation: Any = None, progress: Progress | None = None) -> None:
         """End a task: from now on it is one of those learned.
@@ -188,32 +237,45 @@ class Strategy:
         validation: data that choices are made on, such as how sparse a sub-network can be; by default the same.
         """
         now = self._open("end")
-        self._tally.mean(now.step)
+        self.tally.mean(now.step)
         source = data if isinstance(data, Source) else self.source(data)
         held = source if validation is None else self.source(validation)
         with self._drawing("layers at the end"):
             self.model.eval()
             act(self, "end_task", source, held, progress)
-        self.tasks.append(Learned(now.name, now.classes))
-        self.now = None
+        if now.task == len(self.tasks):
+            self.tasks.append(Learned(now.name, now.classes, now.id))
+        self.now, self.visits = None, self.visits + 1
         self.model.eval()
 
-    def learn(self, task: Any, progress: Progress | None = None, *, epochs: int | None = None) -> None:
+    def learn(
+        self, task: Any, progress: Progress | None = None, *, epochs: int | None = None, id: TaskId | None = None,
+        again: bool = False,
+    ) -> None:  # fmt: skip
         """Learn the next task: begin, some steps, end.
 
         task: a `Task`; or its training data as tensors (inputs, targets), a `Dataset` or a `DataLoader`.
         epochs: go through the data so many times, instead of `steps` steps.
+        Where the loss becomes no number the weights are those of before, and the task can be learned in another way.
+
+        id, again: what it is called, and whether it was learned before, see `begin`.
         """
         data, validation = (task.train(), task.validation()) if isinstance(task, Task) else (task, None)
+        if isinstance(task, Task) and id is None:
+            id = task.index
+        classes, name = (task.classes, task.name) if isinstance(task, Task) else (None, "")
         source = self.source(data)
+        before = saving.snapshot(self)
         steps = self.steps if epochs is None else epochs * source.per_epoch()
         try:
             with self._drawing("layers"):
-                self.begin(task if isinstance(task, Task) else None, steps=steps)
+                self.begin(id, classes=classes, steps=steps, name=name, again=again)
                 self.train(source, steps, progress)
                 self.end(source, validation if validation and len(validation.x) else None, progress)
-        except BaseException:
+        except BaseException as error:
             self.give_up()
+            if isinstance(error, NonFiniteError):
+                saving.put_back(self, before)
             raise
 
     def give_up(self) -> None:
@@ -226,7 +288,7 @@ class Strategy:
         """Some steps with the batches of a source."""
         now = self._open("train")
         now.phase, now.step, now.steps = phase, 0, steps
-        train(self, self._tally, source, steps, progress, phase)
+        train(self, self.tally, source, steps, progress, phase)
 
     # --- the verbs ----------------------------------------------------------------------------------------------
 
@@ -246,29 +308,71 @@ class Strategy:
         """After the update."""
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
-        """After the last step on a task, with its data in a fixed order and the model in evaluation mode."""
+        """After the last step on a task, with its data and the model in evaluation mode."""
+
+    def own_parameters(self) -> Mapping[str, nn.Parameter]:
+        """Parameters of the method that are trained beside the model's, by name."""
+        return {}
+
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a method keeps while a task is learned and no part of it, for learners that are saved in its middle."""
+        return {}, {}
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """What `ongoing` gave, after the task was begun anew."""
 
     def viewing(self, task: int | None) -> AbstractContextManager[Model]:
         """The network as a task sees it, for as long as the block lasts."""
         return nullcontext(self.bound(task))
 
-    def predict(self, x: Tensor, task: int | None = None) -> Any:
+    def predict(self, x: Any, task: TaskId | None = None) -> Any:
         """What the objective answers: for classification a `Prediction`; a task that is given is not questioned.
 
         Without a task and with heads, all heads are asked and the class with the largest output wins. A task that comes
         later is answered by the network as it is, which is what forward transfer measures, where outputs mean the same
         in all tasks.
         """
-        check_task(self, task)
-        if task is None and self.heads is not None:
-            return over_heads(self, x.to(self.device))
-        with self.viewing(task) as model, evaluating(self.model), torch.no_grad():
-            return self.objective.predict(model, x.to(self.device), task)
+        place = place_of(self, task)
+        if place is None and self.heads is not None:
+            return over_heads(self, to_device(x, self.device))
+        with self.viewing(place) as model, evaluating(self.model), torch.no_grad():
+            return self.objective.predict(model, to_device(x, self.device), place)
 
     def check_predict_options(self, **options: Any) -> None:
         """Further arguments that `predict` does not take are an error, before anything is trained."""
         if options:
             raise TypeError(f"{type(self).__name__}.predict takes the inputs and a task, got also {', '.join(options)}")
+
+    # --- one learner for every model ----------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The network, as long as no other learner has begun to learn with it."""
+        check_owner(self._model, self)
+        return self._model
+
+    def check_model(self) -> None:
+        """An error if parameters that earlier tasks rest on are no longer those of the model."""
+
+    def let_go(self) -> None:
+        """Another learner takes the model over: nothing of this one stays in it."""
+        self.now = None
+
+    def settle(self) -> None:
+        """This learner is a copy: what copies leave behind, such as hooks, is put in place again."""
+        claim(self._model, self)
+        guarded(self.optimizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        """A learner of its own, with a model of its own."""
+        if self.now is not None:
+            raise RuntimeError(f"{self.now.name} is still being learned: a learner is copied after end()")
+        self.optimizer.frozen.restore()  # forward passes in training mode may have moved statistics
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        made.settle()
+        return made
 
     # --- what methods share -------------------------------------------------------------------------------------
 
@@ -279,8 +383,13 @@ class Strategy:
 
     @property
     def current(self) -> int:
-        """The number of the task that is being learned, or will be next."""
-        return len(self.tasks)
+        """The place of the task that is being learned, or will be next, in the order of learning."""
+        return len(self.tasks) if self.now is None else self.now.task
+
+    @property
+    def ids(self) -> list[TaskId]:
+        """What the tasks learned so far are called, by their places."""
+        return [each.id for each in self.tasks]
 
     @property
     def name(self) -> str:
@@ -292,7 +401,7 @@ class Strategy:
         are the same on every machine."""
         made = {} if self.now is None else self.now.generators
         if purpose not in made:
-            made[purpose] = torch.Generator().manual_seed(derived_seed(self.seed, self.current, number_of(purpose)))
+            made[purpose] = torch.Generator().manual_seed(derived_seed(self.seed, self.visits, number_of(purpose)))
         return made[purpose]
 
     def source(self, data: Any) -> Source:
@@ -308,21 +417,29 @@ class Strategy:
         return AsTask(self.model, 0 if task is None else task)
 
     @torch.no_grad()
-    def logits(self, x: Tensor, task: int) -> Any:
+    def logits(self, x: Any, task: TaskId) -> Any:
         """The plain outputs of the network as a task sees it, in evaluation mode."""
-        check_task(self, task)
-        with self.viewing(task) as model, evaluating(self.model):
-            return Objective.predict(self.objective, model, x.to(self.device), task)
+        place = place_of(self, task)
+        with self.viewing(place) as model, evaluating(self.model):
+            return Objective.predict(self.objective, model, to_device(x, self.device), place)
 
     @torch.no_grad()
-    def score(self, data: Any, task: int) -> float:
+    def score(self, data: Any, task: TaskId) -> float:
         """How well the objective says that a task is done."""
-        with self.viewing(task) as model, evaluating(self.model):
-            return self.objective.score(model, self.source(data).in_order(), task)
+        place = place_of(self, task, known=False) or 0
+        with self.viewing(place) as model, evaluating(self.model):
+            return self.objective.score(model, self.source(data).in_order(), place)
 
     def trained_share(self) -> float:
         """The fraction of the weights that the task in hand trains; heads of other tasks are no part of it."""
         return self.parameters.trained_share(self.current)
+
+    def option(self, kind: type, name: str) -> Any:
+        """An option of one of the strategies that are combined here, where another may have one of the same name."""
+        for part, own in getattr(self, "own_options", {}).items():
+            if issubclass(part, kind) and name in own:
+                return own[name]
+        return getattr(self, name)
 
     def head_of(self, name: str) -> int | None:
         """The task whose head this name is inside of; None for everything that is shared."""
@@ -341,12 +458,16 @@ class Strategy:
 
     def _drawing(self, purpose: str) -> AbstractContextManager[None]:
         """Layers that know torch's global generator only (dropout) draw from a seed of the task."""
-        return drawing_from(derived_seed(self.seed, self.current, number_of(purpose)), self.device)
+        return drawing_from(derived_seed(self.seed, self.visits, number_of(purpose)), self.device)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file with JSON in its header, written whole or not at all; no pickle."""
+        """One safetensors file with JSON in its header, written whole or not at all; no pickle.
+
+        In the middle of a task, between two steps, too: who loads it goes on with the next step, bit for bit, if the
+        batches are those that would have come.
+        """
         saving.write_learner(path, *saving.state_of(self))
 
     def load(self, path: str | Path) -> None:
@@ -354,7 +475,11 @@ class Strategy:
 
         `load_learner(path, model)` makes the learner too.
         """
-        saving.take_up(self, *saving.read_learner(path))
+        if self.now is not None:
+            raise RuntimeError(f"{self.now.name} is still being learned: call end() before load(), or give_up()")
+        claim(self._model, self)
+        with content_of(path, "a learner that this one can become"):
+            saving.take_up(self, *saving.read_learner(path))
 
 
 class Naive(Strategy):

@@ -46,6 +46,9 @@ class SupSup(Inferring):
     Further arguments are those of `Strategy`. α > 1 is refused: no weight is trained.
     """
 
+    once: ClassVar[bool] = True
+    fixed_weights: ClassVar[bool] = True
+    keeps_answers: ClassVar[bool] = True
     carries: ClassVar[bool] = False
     OPTIONS: ClassVar[tuple[str, ...]] = ("kept", "distribution", "weights")
     PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
@@ -103,6 +106,10 @@ class SupSup(Inferring):
         self._wear()
         self._handles = [straight_through(master, self.scores[n]) for n, master in self.nets.masters.items()]
         self._handles.append(self.optimizer.register_step_post_hook(self._wear))
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """The scores."""
+        return self.scores
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The mask is kept, the scores are not."""

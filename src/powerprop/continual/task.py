@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from powerprop.data.images import Part, Splits
-from powerprop.data.streams import Task
+from powerprop.batches import Part, Splits
 
 __all__ = ["SCENARIOS", "Prediction", "Scenario", "Task", "are_labels", "make_task"]
 
@@ -25,6 +25,38 @@ class-incremental: the task is not given, which class of all tasks together? The
 
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, repr=False)
+class Task:
+    """One task of a stream. It keeps no images: every call of train(), validation() or test() makes them.
+
+    Labels are local, 0..k-1; `classes` gives each its number in the whole stream, where no two tasks share one.
+    """
+
+    index: int
+    name: str
+    classes: tuple[int, ...] | None
+    splits: Splits
+    view: Callable[[Part], Part]
+
+    def train(self) -> Part:
+        return self.view(self.splits.train)
+
+    def validation(self) -> Part:
+        return self.view(self.splits.validation)
+
+    def test(self) -> Part:
+        return self.view(self.splits.test)
+
+    def global_labels(self, y: Tensor) -> Tensor:
+        """Labels numbered over the whole stream, as class-incremental learning needs them."""
+        if self.classes is None:
+            raise ValueError(f"{self.name}: its targets are not labels, so that it has no classes")
+        return torch.tensor(self.classes, device=y.device)[y]
+
+    def __repr__(self) -> str:
+        return f"Task({self.index}, {self.name!r})"
 
 
 class Prediction(NamedTuple):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from powerprop.train.fit import LossTally
+from powerprop.training import LossTally
 
 if TYPE_CHECKING:
     from powerprop.continual.source import Source
@@ -28,6 +29,15 @@ class Losses(LossTally):
         """A step of a phase is done."""
         if step % HEARD_EVERY == 0:
             self.latest = self.take(step)
+
+    def plain(self) -> list[float]:
+        """The sum and the number of losses, and the latest mean."""
+        return [float(self.total), self.count, -1.0 if math.isnan(self.latest) else self.latest]
+
+    def put(self, values: Sequence[float]) -> None:
+        """What `plain` gave."""
+        self.total.fill_(values[0])
+        self.count, self.latest = int(values[1]), math.nan if values[2] == -1.0 else values[2]
 
     def heard(self, step: int) -> float:
         """The mean since it was last heard; `after` has taken it where it was due."""

@@ -15,6 +15,7 @@ from powerprop.continual.arguments import check_least
 from powerprop.continual.layers import check_protect, protected
 from powerprop.continual.now import Rehearsal
 from powerprop.continual.objective import Classification, Model
+from powerprop.continual.ongoing import below
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress, Strategy
@@ -35,6 +36,9 @@ class Posterior:
 
     Those of a weight that no task has used yet are made when one begins, and count as learned when it ends.
     """
+
+    trained = True
+    """Steps change it, so that a task which diverges must be taken back."""
 
     def __init__(self, learner: Strategy, protect: list[str] | None = None) -> None:
         self.learner, self.protect = learner, protect
@@ -97,6 +101,8 @@ class VCL(Strategy):
     Further arguments are those of `Strategy`.
     """
 
+    once: ClassVar[bool] = True
+    fills_the_loss: ClassVar[bool] = True
     carries: ClassVar[bool] = False
     OPTIONS: ClassVar[tuple[str, ...]] = (
         "examples", "samples", "log_variance", "prior_variance", "likelihood_steps", "protect",
@@ -163,9 +169,10 @@ class VCL(Strategy):
         if not self._drawn:
             text = "VCL trains weights that are drawn: compute the loss inside"
             raise RuntimeError(f"{text} `with learner.viewing({now.task}) as model:`")
-        if self.samples > 1 and now.batch is None:
-            raise ValueError(f"VCL with samples={self.samples} looks at the batch so often: say step(loss, batch)")
-        return [Rehearsal(now.batch, now.task, 1 / self.samples)] * (self.samples - 1)
+        samples = self.option(VCL, "samples")
+        if samples > 1 and now.batch is None:
+            raise ValueError(f"VCL with samples={samples} looks at the batch so often: say step(loss, batch)")
+        return [Rehearsal(now.batch, now.task, 1 / samples)] * (samples - 1)
 
     def penalty(self) -> Tensor | None:
         """KL(q_t ‖ q_{t-1}) / examples, over the weights that the task uses."""
@@ -178,6 +185,20 @@ class VCL(Strategy):
             if means[name].grad is not None
         ]
         return torch.stack(terms).sum() / self.examples if terms else None
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """The logarithms of the variances."""
+        return self.posterior.log_variance
+
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The prior."""
+        pairs = {name: (mean, variance) for name, (mean, variance) in self._prior.items()}
+        return {f"{kind}/{n}": pair[i] for n, pair in pairs.items() for i, kind in enumerate(("mean", "variance"))}, {}
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """The same prior."""
+        device, (means, variances) = self.device, (below(kind, tensors) for kind in ("mean", "variance"))
+        self._prior = {n: (means[n].to(device), variances[n].to(device)) for n in means}
 
     def after_step(self) -> None:
         """The next loss must be of a network drawn anew."""
@@ -201,7 +222,7 @@ class _Mean:
 
     def __call__(self, *inputs: Any) -> Any:
         generator, found = torch.Generator().manual_seed(self._seed), []
-        for _ in range(self._learner.samples):
+        for _ in range(self._learner.option(VCL, "samples")):
             with wearing(self._learner.model, self._learner.posterior.draw(generator)):
                 found.append(self._model(*inputs))
         if isinstance(self._learner.objective, Classification):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["AsTask", "wearing"]
+__all__ = ["AsTask", "Heard", "wearing"]
 
 
 class AsTask:
@@ -17,8 +17,23 @@ class AsTask:
     def __init__(self, model: nn.Module, task: int) -> None:
         self._model, self._task = model, task
 
-    def __call__(self, *inputs: Any) -> Any:
-        return self._model(*inputs, self._task)
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._model(*inputs, self._task, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class Heard:
+    """A model whose answers are noted while somebody calls it; its attributes are the model's."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self._model = model
+        self.answers: list[Any] = []
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        self.answers.append(self._model(*inputs, **named))
+        return self.answers[-1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from powerprop.continual.now import TaskId
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.inferring import Inferring
 from powerprop.continual.packing.signature import Signatures
@@ -18,7 +20,7 @@ from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress
 from powerprop.eval_mode import evaluating
 from powerprop.mask_entries import count
-from powerprop.masks import Masks
+from powerprop.masks import Masks, pack, unpack
 
 __all__ = ["Packing"]
 
@@ -28,7 +30,7 @@ FAR_BELOW = 0.75
 """A task that keeps less than this of its performance has got too small a sub-network."""
 
 
-class Packing(Inferring, ABC):
+class Packing(Inferring):
     """After training, `choose_masks` picks the weights of the task; they are trained again where no earlier task uses
     them, then protected for good; the weights that no task uses are drawn anew.
 
@@ -39,6 +41,8 @@ class Packing(Inferring, ABC):
     Further arguments are those of `Strategy`.
     """
 
+    once: ClassVar[bool] = True
+    keeps_answers: ClassVar[bool] = True
     OPTIONS: ClassVar[tuple[str, ...]] = ("retrain_steps",)
     carries: ClassVar[bool] = False
     open_ended: ClassVar[bool] = True
@@ -113,6 +117,17 @@ class Packing(Inferring, ABC):
             text = f"{self.name}: fewer than {NEARLY_FULL:.0%} of the weights of {', '.join(sorted(full))} are free"
             warnings.warn(f"{text} for the tasks to come", stacklevel=2)
 
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights that were chosen already, and how well all of them did."""
+        chosen = {} if self._chosen is None else {name: pack(mask) for name, mask in self._chosen.items()}
+        return chosen, {"chosen": self._chosen is not None, "dense": self._dense}
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """The same choice."""
+        shapes = {name: master.param for name, master in self.nets.masters.items()}
+        found = {n: unpack(tensors[n], p.shape).to(p.device) for n, p in shapes.items() if n in tensors}
+        self._chosen, self._dense = Masks(found) if data["chosen"] else None, data["dense"]
+
     def prune_on(self, data: Source, validation: Source, progress: Progress | None) -> int:
         """Prune further while retraining; returns how many of the retraining steps that took."""
         return 0
@@ -123,11 +138,11 @@ class Packing(Inferring, ABC):
         """The fraction of weights that some task uses."""
         return self.nets.masks.used()
 
-    def show(self, task: int) -> None:
+    def show(self, task: TaskId) -> None:
         """Put the network of a task into the model, as a plain sparse network in evaluation mode."""
         if self.now is not None:
             raise RuntimeError(f"task {self.now.task} is still being learned: call end() before show()")
-        self.nets.show(task)
+        self.nets.show(self._place(task) or 0)
 
     def performance(self, weights: Weights, validation: Source) -> float:
         """The score of the task in hand with other weights than the model holds."""

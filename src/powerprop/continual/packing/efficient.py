@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from powerprop.continual.ongoing import below
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.base import NEARLY_FULL, Packing
 from powerprop.continual.packing.search import FINE, GRID, SEARCHES, check_grid, sparsest
 from powerprop.continual.packing.subnets import Weights
 from powerprop.continual.packing.supermask import Supermask
 from powerprop.continual.packing.taylor import loss_increase, removal_costs
+from powerprop.continual.rows import count_rows
 from powerprop.continual.source import Source
 from powerprop.continual.strategy import Progress
 from powerprop.mask_entries import count
@@ -154,6 +156,19 @@ class EfficientPackNet(Packing):
         self._let_go()
         self.nets.pack_chosen(masks, self._sample(data, validation))
 
+    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The scores of a mask too, if one is learned."""
+        tensors, data = super().ongoing()
+        if self._supermask is not None:
+            tensors |= {f"scores/{name}": tensor for name, tensor in self._supermask.state().items()}
+        return tensors, data
+
+    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """The same."""
+        super().go_on(tensors, data)
+        if self._supermask is not None:
+            self._supermask.load_state(below("scores", tensors))
+
     def give_up(self) -> None:
         """Leave the task in hand; its scores are forgotten."""
         self._let_go()
@@ -218,11 +233,16 @@ class EfficientPackNet(Packing):
             used = Masks({n: ~mask if n == self.output else torch.zeros_like(mask) for n, mask in free.items()})
             return self._capped(chosen, scores) | used
         masks = self.nets.masks.complete(top_k_masks(scores, 1 - kept, self.distribution))
-        return masks if self.share == 1 else self._capped(masks & free, scores) | (masks - free)
+        return (
+            masks
+            if self.option(EfficientPackNet, "share") == 1
+            else self._capped(masks & free, scores) | (masks - free)
+        )
 
     def _capped(self, own: Masks, scores: Weights) -> Masks:
         """No more weights of a layer than the share of one task; the largest stay."""
-        most = {n: math.ceil(self.share * mask.numel()) for n, mask in own.items()}
+        share = self.option(EfficientPackNet, "share")
+        most = {n: math.ceil(share * mask.numel()) for n, mask in own.items()}
         over = {n for n, mask in own.items() if count(mask) > most[n]}
         return Masks({n: top_k(scores[n].masked_fill(~m, -1), most[n]) if n in over else m for n, m in own.items()})
 
@@ -245,7 +265,7 @@ class EfficientPackNet(Packing):
     def _losses(self, batches: Iterator[Any]) -> Iterator[tuple[Tensor, int]]:
         for batch in batches:
             loss = self.objective.loss(self.bound(self.current), batch, self.current)
-            yield loss, len(self.objective.inputs(batch))
+            yield loss, count_rows(batch)
 
 
 def _largest(scores: Weights, among: Masks, k: int) -> Masks:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from powerprop.continual.asking import place_of
+from powerprop.continual.now import TaskId
 from powerprop.continual.objective import Model
 from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.infer import check_inference, group_sizes, infer
 from powerprop.continual.packing.signature import MEANS, SAMPLED, Means, Sample
 from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.continual.source import Source
+from powerprop.continual.source import Source, to_device
 from powerprop.continual.strategy import Strategy
 from powerprop.continual.task import Prediction, are_labels
 from powerprop.eval_mode import evaluating
@@ -44,6 +46,21 @@ class Inferring(Strategy):
             raise ValueError(f"means must be one of {', '.join(MEANS)}, got {means!r}")
         self.means = means
 
+    def check_model(self) -> None:
+        """What is held must be what was learned."""
+        super().check_model()
+        self.nets.check_same()
+
+    def let_go(self) -> None:
+        """Another learner has the model."""
+        self.nets.let_go()
+        super().let_go()
+
+    def settle(self) -> None:
+        """A copy holds the same in its own model."""
+        super().settle()
+        self.nets.settle()
+
     @contextmanager
     def viewing(self, task: int | None) -> Iterator[Model]:
         """The sub-network of a task that was learned; the one being learned sees the model as it is."""
@@ -57,7 +74,7 @@ class Inferring(Strategy):
             yield model
 
     def predict(
-        self, x: Tensor, task: int | None = None, *, method: str = "shortlist", group: int | None = 1,
+        self, x: Any, task: TaskId | None = None, *, method: str = "shortlist", group: int | None = 1,
         candidates: int = 4, unknown: float | None = None, unsure: float | None = None,
     ) -> Any:  # fmt: skip
         """The answer for every input, in the task given or in the one inferred.
@@ -71,9 +88,9 @@ class Inferring(Strategy):
             all data a network is often surer than near it: `unknown` finds what this does not.
         """
         self.check_predict_options(method=method, group=group, candidates=candidates, unknown=unknown, unsure=unsure)
-        self.nets.masks.check(0 if task is None else task)
-        if task is not None or not len(x):
-            return self._in_task(x, task or 0)
+        place = self._place(task)
+        if place is not None or not len(x):
+            return self._in_task(x, place or 0)
         tasks = infer(self.nets, x, self.objective, method, group, candidates)
         groups = group_sizes(len(x), group)
         foreign = torch.zeros(len(x), dtype=torch.bool)
@@ -96,9 +113,19 @@ class Inferring(Strategy):
         if unsure is not None and not 0 < unsure <= 1:
             raise ValueError(f"unsure must be in (0, 1], a fraction of the largest entropy, got {unsure}")
 
+    def _place(self, task: TaskId | None) -> int | None:
+        """The place of a task that is packed."""
+        counted = self.ids == list(range(len(self.ids)))
+        if isinstance(task, int) and not isinstance(task, bool) and counted:
+            self.nets.masks.check(task)
+            return task
+        if task is None:
+            self.nets.masks.check(0)
+        return place_of(self, task)
+
     def _in_task(self, x: Tensor, task: int) -> Any:
         with self.viewing(task) as model, evaluating(self.model), torch.no_grad():
-            return self.objective.predict(model, x.to(self.device), task)
+            return self.objective.predict(model, to_device(x, self.device), task)
 
     def _in_tasks(self, x: Tensor, tasks: Tensor) -> Any:
         """The answer for every input within its task, in the order of the inputs; one pass for each task."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerprop.absorb import masked
 from powerprop.continual.holding import Holder
 from powerprop.continual.objective import Model
 from powerprop.continual.packing.signature import Sample, Signatures
@@ -20,6 +19,7 @@ from powerprop.continual.view import wearing
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
+from powerprop.weight import masked
 
 __all__ = ["Subnetworks"]
 
@@ -61,6 +61,19 @@ class Subnetworks:
         self._shown: OrderedDict[int, Weights] = OrderedDict()
         self._seen: tuple[tuple[int, int], ...] = ()
         self._holder = Holder(model, optimizer, head_of)
+
+    def check_same(self) -> None:
+        """An error if a parameter is another one than it was."""
+        self._holder.check_same()
+
+    def let_go(self) -> None:
+        """The model is somebody else's."""
+        self._holder.let_go()
+
+    def settle(self) -> None:
+        """In a copy: weights are elsewhere, and held anew."""
+        self._seen = ()
+        self._holder.hold_again()
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -122,7 +135,7 @@ class Subnetworks:
                 master.put(where[name], fresh[where[name]])
 
     def _strength(self) -> Weights:
-        return {n: (m.theta() if m.phi is None else m.phi).abs() for n, m in self.masters.items()}
+        return {n: m.theta().abs() for n, m in self.masters.items()}
 
     # --- the network as a task sees it --------------------------------------------------------------------------
 

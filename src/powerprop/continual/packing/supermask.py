@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torch.utils.hooks import RemovableHandle
 
+from powerprop.continual.moments import Moments
+from powerprop.continual.ongoing import below
 from powerprop.continual.packing.subnets import Subnetworks
 from powerprop.masks import Masks
-from powerprop.master import Master
+from powerprop.weight import WeightState
 
 __all__ = ["Supermask", "straight_through"]
 
@@ -46,6 +49,19 @@ class Supermask:
         """M(s)."""
         return Masks({n: score.detach() > 0 for n, score in self.scores.items()})
 
+    def state(self) -> dict[str, Tensor]:
+        """The scores, and what their Adam remembers of each."""
+        moments = Moments(self.scores, self._adam).state()[0]
+        return {n: s.detach() for n, s in self.scores.items()} | {f"adam/{n}": t for n, t in moments.items()}
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """What `state` gave."""
+        for name, score in self.scores.items():
+            score.copy_(tensors[name])
+        Moments(self.scores, self._adam).load_state(below("adam", tensors), {})
+        self._wear()
+
     def let_go(self) -> None:
         """Steps of the learner's optimiser are no longer steps of the scores."""
         for handle in self._handles:
@@ -66,7 +82,7 @@ class Supermask:
         self.nets.optimizer.set_masks(self.chosen(), None)
 
 
-def straight_through(master: Master, score: nn.Parameter, among: Tensor | None = None) -> RemovableHandle:
+def straight_through(master: WeightState, score: nn.Parameter, among: Tensor | None = None) -> RemovableHandle:
     """Every gradient of a weight makes one of its score, ∂L/∂s := ∂L/∂w ⊙ θ, until the handle is removed.
 
     The weight is frozen: its θ of this moment is the one that counts. Scores of weights that are not among those to
