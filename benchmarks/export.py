@@ -24,7 +24,7 @@ from torch import nn
 
 import powerprop as pp
 from powerprop.export.plan import best_times
-from powerprop.models import conv6, lenet_300_100, mlp, resnet20
+from powerprop_paper.models import conv6, lenet_300_100, mlp, resnet20
 
 LIMITS = {64: {0.9: 2.0, 0.95: 3.0, 0.98: 6.0, 0.99: 10.0}, 1: {0.9: 1.1, 0.95: 1.4, 0.98: 2.5, 0.99: 3.5}}
 """By batch and sparsity: how many times faster than dense PyTorch a fully connected network must be."""

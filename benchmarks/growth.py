@@ -23,8 +23,8 @@ from torch import nn
 import powerprop as pp
 from memory import footprint
 from powerprop.continual.packing.taskmasks import TaskMasks
-from powerprop.report.curve import Curve
-from powerprop.report.figures import lines
+from powerprop_paper.report.curve import Curve
+from powerprop_paper.report.figures import lines
 from timing import best_times
 from updates import update_seconds
 

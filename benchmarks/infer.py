@@ -18,7 +18,7 @@ from parts import Part
 from powerprop import Powerprop
 from powerprop.continual import INFERENCES, Classification, Subnetworks, infer
 from powerprop.continual.packing.signature import Sample
-from powerprop.models import mlp
+from powerprop_paper.models import mlp
 from timing import best_times
 
 TASKS = (10, 30, 100, 300)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from parts import Part
 from plain_strategies import PLAIN, Data
 from powerprop.continual import EWC, SI, EfficientPackNet, PackNet, Strategy, Task, make_task
-from powerprop.models import mlp
+from powerprop_paper.models import mlp
 
 IMAGES, STEPS, BATCH = 2000, 60, 64
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import powerprop as pp
 from parts import Part
-from powerprop.models import lenet_300_100
 from powerprop.sparsify import Method
+from powerprop_paper.models import lenet_300_100
 
 METHODS: dict[str, Callable[[], Method] | None] = {
     "no masks": None,
@@ -29,13 +29,11 @@ METHODS: dict[str, Callable[[], Method] | None] = {
     "Top-KAST, dense backward": lambda: pp.TopKAST(0.9),
     "Top-KAST, 50% backward": lambda: pp.TopKAST(0.9, backward_sparsity=0.5),
 }
-KINDS: dict[str, tuple[float, torch.dtype, bool | None]] = {
-    "α = 1": (1.0, torch.float32, None),
-    "α = 2": (2.0, torch.float32, None),
-    "α = 1.5": (1.5, torch.float32, None),
-    "α = 1.375": (1.375, torch.float32, None),
-    "α = 2, generic": (2.0, torch.float32, False),
-    "α = 2, bfloat16": (2.0, torch.bfloat16, None),
+KINDS: dict[str, tuple[float, torch.dtype]] = {
+    "α = 1": (1.0, torch.float32),
+    "α = 2": (2.0, torch.float32),
+    "α = 1.375": (1.375, torch.float32),
+    "α = 2, bfloat16": (2.0, torch.bfloat16),
 }
 
 
@@ -58,14 +56,14 @@ def footprint(make: Callable[[], object]) -> int:
 
 
 def trained(
-    wrapped: bool, method: Callable[[], Method] | None, alpha: float, dtype: torch.dtype, fused: bool | None
+    wrapped: bool, method: Callable[[], Method] | None, alpha: float, dtype: torch.dtype
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """LeNet-300-100 after four steps."""
     model = lenet_300_100(generator=torch.Generator().manual_seed(0)).to(dtype)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     if wrapped:
         sparsify = None if method is None else method()
-        optimizer = pp.Powerprop(optimizer, model, alpha, sparsify=sparsify, fused=fused)
+        optimizer = pp.Powerprop(optimizer, model, alpha, sparsify=sparsify)
     for step in range(4):
         for p in model.parameters():
             p.grad = torch.full_like(p, 1e-3 * (step + 1)).normal_(generator=torch.Generator().manual_seed(step))
@@ -73,11 +71,9 @@ def trained(
     return model, optimizer
 
 
-def bytes_per_weight(
-    method: Callable[[], Method] | None, alpha: float, dtype: torch.dtype, fused: bool | None
-) -> float:
+def bytes_per_weight(method: Callable[[], Method] | None, alpha: float, dtype: torch.dtype) -> float:
     """All memory of tensors after four steps, less that of a plain optimiser with momentum, by weight."""
-    plain, ours = (footprint(lambda w=w: trained(w, method, alpha, dtype, fused)) for w in (False, True))  # type: ignore[misc]
+    plain, ours = (footprint(lambda w=w: trained(w, method, alpha, dtype)) for w in (False, True))  # type: ignore[misc]
     return (ours - plain) / sum(p.numel() for p in lenet_300_100().parameters() if p.ndim > 1)
 
 

@@ -21,7 +21,7 @@ from parts import Part
 from powerprop import Powerprop
 from powerprop.continual import Subnetworks
 from powerprop.masks import Masks
-from powerprop.models import mlp
+from powerprop_paper.models import mlp
 from timing import best_times
 
 TASKS, BATCH = 1000, 128

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from powerprop_paper.experiments.harness.docs import write_text
 from rich.console import Console
 
 import growth
@@ -38,13 +39,12 @@ import step
 import updates
 from growth import Growth
 from parts import Part
-from powerprop.experiments.harness.docs import write_text
-from powerprop.fused.kernel import kernel
+from powerprop import backend
 from publish import publish
 
 Measured = Part | list[Growth]
 SECTIONS: dict[str, Callable[[bool], Measured]] = {
-    **{f"LeNet {base}": partial(step.lenet_part, base) for base in step.BASES},
+    **{f"{net}, {base}": partial(step.perceptron_part, net, base) for net in step.PERCEPTRONS for base in step.BASES},
     "networks": step.networks_part,
     "masked step": masks.step_part,
     "mask update": masks.update_part,
@@ -69,7 +69,7 @@ def machine() -> dict[str, Any]:
         "processor": processor or platform.machine(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
-        "compiled": kernel() is not None,
+        "compiled": backend().startswith("kernel"),
     }
 
 

@@ -23,13 +23,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import powerprop as pp
-from powerprop import data
-from powerprop.data import Batches
 from powerprop.export.plan import best_times
 from powerprop.files import write_json
-from powerprop.models import lenet_300_100
-from powerprop.report import Curve, style
-from powerprop.report.curve import draw
+from powerprop_paper import data
+from powerprop_paper.data import Batches
+from powerprop_paper.models import lenet_300_100
+from powerprop_paper.report import Curve, style
+from powerprop_paper.report.curve import draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

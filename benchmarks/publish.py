@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from powerprop_paper.experiments.harness.docs import HEADLINE, write_text
+
 import growth
 from growth import Growth
 from parts import Part
-from powerprop.experiments.harness.docs import HEADLINE, write_text
 
 INTRO = """Every ratio is of times taken in turn, each against what one would use instead: one thread, interleaved,
 the best of many rounds. A step is timed after one of the same model that is not, as in training: among models that

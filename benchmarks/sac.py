@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from powerprop.continual import EfficientPackNet
-from powerprop.rl import SAC, Settings
-from powerprop.rl.policy import squashed
+from powerprop_paper.rl import SAC, Settings
+from powerprop_paper.rl.policy import squashed
 from timing import best_times
 
 OBSERVATIONS, ACTIONS, ROWS = 39, 4, 5000

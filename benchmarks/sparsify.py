@@ -21,8 +21,8 @@ from rich.table import Table
 from torch import nn
 
 import powerprop as pp
-from powerprop.models import lenet_300_100, resnet20
 from powerprop.sparsify import Method
+from powerprop_paper.models import lenet_300_100, resnet20
 from step import BASES, stepper
 from timing import best_times
 

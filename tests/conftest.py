@@ -15,7 +15,7 @@ import torch
 from hypothesis import settings
 
 from pictures import write_tiny
-from powerprop.data import DataNotFound, Images, load
+from powerprop_paper.data import DataNotFound, Images, load
 from sparse_nets import set_times
 
 # A deadline measures how busy the machine is.

@@ -1,41 +1,55 @@
-"""The command line: what it prints, what it writes, and how it answers bad input."""
+"""The commands of the paper's package: what they print and write, and how they answer bad input."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-import standin
-from powerprop import cli, data
+import toys
 from powerprop.cli import main
-from powerprop.commands import run as run_command
-from powerprop.data import DataNotFound
-from powerprop.experiments import EXPERIMENTS
+from powerprop_paper import data
+from powerprop_paper.data import DataNotFound
+from powerprop_paper.experiments.catalogue import FAMILIES
+from powerprop_paper.experiments.oneshot import EXPERIMENTS
+from toys import BREAK, files
 
-KNOWN, COMMANDS = ", ".join(EXPERIMENTS), ", ".join(cli.COMMANDS)
-SEE = "; see powerprop run mnist-oneshot --help"
+KNOWN = ", ".join(FAMILIES)
+RUN = "powerprop run mnist-oneshot"
+SEE = f"; see {RUN} --help"
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two jobs."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "load", standin.load)
-        arguments = ["--preset", "smoke", "--alphas", "1", "2", "--seeds", "1", "--workers", "1", "--out", str(out)]
-        assert main(["run", "mnist-optimisers", *arguments]) == 0
-    return out
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line knows the toy."""
+    monkeypatch.setitem(FAMILIES, "toy", "toy")
+    module = SimpleNamespace(EXPERIMENTS={"toy": toys.EXPERIMENT})
+    monkeypatch.setitem(sys.modules, "powerprop_paper.experiments.toy", module)
+
+
+def run(out: Path, *options: str) -> int:
+    """Run the toy."""
+    return main(["run", "toy", "--preset", "smoke", "--workers", "1", "--out", str(out), *options])
+
+
+@pytest.fixture
+def finished(toy: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A finished run of four jobs."""
+    assert run(tmp_path / "run") == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], f"expected a command: {COMMANDS}; see powerprop --help"),
-        (["lst"], f"unknown command 'lst' (did you mean list?); known are {COMMANDS}"),
-        (["--versio"], "powerprop has no option --versio (did you mean --version?); see powerprop --help"),
         (["run"], f"run needs the name of an experiment first, got ''; known are {KNOWN}"),
         (["run", "--seeds", "1"], f"run needs the name of an experiment first, got '--seeds'; known are {KNOWN}"),
         (
@@ -43,33 +57,34 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"unknown experiment 'mnist-onshot' (did you mean mnist-oneshot or cifar-oneshot?); known are {KNOWN}",
         ),
         (["results", "tea"], f"unknown experiment 'tea'; known are {KNOWN}"),
+        (["results", "--preset", "tea"], "mnist-oneshot has no preset 'tea'; it has smoke, demo, cpu, paper"),
         (
             ["run", "mnist-oneshot", "--preset", "cpuu"],
             "mnist-oneshot has no preset 'cpuu' (did you mean cpu?); it has smoke, demo, cpu, paper",
         ),
-        (
-            ["run", "mnist-oneshot", "--alpha", "2"],
-            f"mnist-oneshot has no option --alpha (did you mean --alphas?){SEE}",
-        ),
-        (["run", "mnist-oneshot", "--stepz=2"], f"mnist-oneshot has no option --stepz (did you mean --steps?){SEE}"),
-        (["run", "mnist-oneshot", "--only", "rigl*"], f"mnist-oneshot has no option --only{SEE}"),
-        (["run", "mnist-oneshot", "stray"], "Unrecognized options: stray"),
-        (["run", "mnist-oneshot", "--steps", "many"], "expected --steps INT, got 'many'"),
-        (["run", "mnist-oneshot", "--alphas", "1", "x"], "expected --alphas [FLOAT [FLOAT ...]], got '1 x'"),
-        (["run", "mnist-oneshot", "--steps"], "Missing value for argument '--steps'. Expected 1 values."),
-        (["run", "mnist-oneshot", "--alphas", "0.5"], "alpha must be at least 1, got 0.5"),
-        (["run", "mnist-oneshot", "--alphas", "2", "2"], "alphas must be some, each once, got (2.0, 2.0)"),
-        (["run", "mnist-oneshot", "--lrs", "nan"], "lrs must be finite, got nan"),
-        (["run", "mnist-oneshot", "--seeds", "0"], "seeds must be at least 1, got 0"),
-        (["run", "mnist-oneshot", "--seeds", "99999999999"], "seeds must be at most 10000, got 99999999999"),
+        (["run", "mnist-oneshot", "--preset"], "mnist-oneshot has no preset ''; it has smoke, demo, cpu, paper"),
+        (["run", "mnist-oneshot", "--alpha", "2"], f"{RUN} has no option --alpha (did you mean --alphas?){SEE}"),
+        (["run", "mnist-oneshot", "--stepz=2"], f"{RUN} has no option --stepz=2 (did you mean --steps?){SEE}"),
+        (["run", "mnist-oneshot", "--no-fresh"], f"{RUN} has no option --no-fresh (did you mean --fresh?){SEE}"),
+        (["run", "mnist-oneshot", "--only", "rigl*"], f"{RUN} has no option --only{SEE}"),
+        (["run", "mnist-oneshot", "stray"], f"{RUN} has no place for 'stray'{SEE}"),
+        (["run", "mnist-oneshot", "--steps", "many"], f"--steps must be a whole number, got 'many'{SEE}"),
+        (["run", "mnist-oneshot", "--steps", "1.5"], f"--steps must be a whole number, got '1.5'{SEE}"),
+        (["run", "mnist-oneshot", "--steps"], f"--steps must be a whole number, got ''{SEE}"),
+        (["run", "mnist-oneshot", "--alphas", "1", "x"], f"--alphas must be a list, each a number, got '1 x'{SEE}"),
+        (["run", "mnist-oneshot", "--alphas", "0.5"], f"alphas must be at least 1, got 0.5{SEE}"),
+        (["run", "mnist-oneshot", "--alphas", "2", "2"], f"alphas must be some, each once, got (2.0, 2.0){SEE}"),
+        (["run", "mnist-oneshot", "--lrs", "nan"], f"lrs must be finite, got nan{SEE}"),
+        (["run", "mnist-oneshot", "--seeds", "0"], f"seeds must be at least 1, got 0{SEE}"),
+        (["run", "mnist-oneshot", "--seeds", "99999999999"], f"seeds must be at most 10000, got 99999999999{SEE}"),
+        (["run", "mnist-oneshot", "--workers", "x"], f"--workers must be a whole number, got 'x'{SEE}"),
         (["run", "mnist-oneshot", "--workers", "0"], "workers must be at least 1, got 0"),
-        (["report"], "report needs the folder of at least one run, got none"),
-        (
-            ["report", "--combine", "x"],
-            "report has no option --combine (did you mean --combined?); see powerprop --help",
-        ),
-        (["report", "/nowhere"], "/nowhere is not the folder of a run: it has no config.json"),
-        (["compare", "/nowhere", "/nowhere"], "/nowhere is not the folder of a run: it has no config.json"),
+        (["list", "x"], "powerprop list has no place for 'x'; see powerprop list --help"),
+        (["show"], "show needs the folder of at least one run, got none"),
+        (["show", "--all"], "powerprop show has no option --all; see powerprop show --help"),
+        (["show", "/nowhere"], "/nowhere is not the folder of a run; it has no summary.json"),
+        (["compare"], "expected first and second, got ''; see powerprop compare --help"),
+        (["compare", "/nowhere", "/nowhere"], "/nowhere is not the folder of a run; it has no summary.json"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -85,59 +100,6 @@ def test_bad_input_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
-    config = json.loads((finished / "config.json").read_text())
-    assert config["experiment"] == "mnist-optimisers"
-    assert config["config"]["alphas"] == [1.0, 2.0]
-    assert {"python", "torch", "numpy", "powerprop", "commit", "platform", "cpu"} <= json.loads(
-        (finished / "versions.json").read_text()
-    ).keys()
-    assert (finished / "report.html").read_text().startswith("<!doctype html>")
-    assert sorted(path.name for path in (finished / "jobs").iterdir()) == [
-        "alpha1-lr0.001-seed0",
-        "alpha2-lr0.001-seed0",
-        "direct-alpha2-lr0.001-seed0",
-    ]
-    assert "<svg" in (finished / "figures" / "accuracy.svg").read_text()
-
-
-def test_another_configuration_shows_the_difference(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "mnist-optimisers", "--preset", "smoke", "--seeds", "3", "--out", str(finished)]) == 2
-    error = capsys.readouterr().err
-    assert (
-        error
-        == f"error: {finished} holds another run: seeds is 1 there and 3 here; choose another --out or delete it\n"
-    )
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-    assert main(["run", "mnist-oneshot", "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path} is not empty and not a run" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_reports_are_drawn_anew(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (finished / "report.html").unlink()
-    assert main(["report", str(finished), "--combined", str(tmp_path / "all.html")]) == 0
-    assert (finished / "report.html").exists()
-    assert "Powerpropagation with Adam on MNIST" in (tmp_path / "all.html").read_text()
-    assert f"All together: {tmp_path / 'all.html'}" in capsys.readouterr().out
-
-
-def test_a_report_of_an_unfinished_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_bytes((finished / "config.json").read_bytes())
-    assert main(["report", str(tmp_path)]) == 2
-    assert "is not finished: 0 of 3 jobs are done; run it again to go on" in capsys.readouterr().err
-
-
-def test_a_damaged_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for content in ("{", "[]", '{"experiment": "tea"}', '{"experiment": "mnist-oneshot", "config": {"speed": 9}}'):
-        (tmp_path / "config.json").write_text(content)
-        assert main(["report", str(tmp_path)]) == 2
-        assert str(tmp_path / "config.json") in capsys.readouterr().err
-
-
 def test_missing_data_is_said_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,50 +109,172 @@ def test_missing_data_is_said_before_the_work(
     monkeypatch.setattr(data, "load", nothing)
     assert main(["run", "cifar-oneshot", "--preset", "smoke", "--out", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == "error: data set 'cifar10' was not found\n"
+    assert not (tmp_path / "run").exists()
 
 
-def test_results_fill_the_documentation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path, capsys: pytest.CaptureFixture[str]
+# --- run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
+    assert {path.name for path in finished.iterdir()} == {
+        ".lock", "config.json", "jobs", "times.json", "figures", "summary.json", "report.html",
+    }  # fmt: skip
+    rows = [json.loads(path.read_text()) for path in sorted(finished.glob("jobs/*/*/row.json"))]
+    assert [row["settings"] for row in rows] == [{"alpha": a, "seed": s} for a in (1.0, 2.0) for s in (0, 1)]
+    assert {"python", "torch", "numpy", "powerprop", "platform", "cpu"} <= rows[0]["versions"][0].keys()
+    summary = json.loads((finished / "summary.json").read_text())
+    assert (summary["experiment"], summary["jobs"]["done"]) == ("toy", 4)
+    assert summary["versions"]["torch"]
+    assert (finished / "report.html").read_text().startswith("<!doctype html>")
+    assert "<svg" in (finished / "figures" / "accuracy.svg").read_text()
+
+
+def test_the_folder_is_named_after_experiment_and_preset(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(data, "load", standin.load)
-    monkeypatch.setattr(run_command, "EXPERIMENTS", {"mnist-optimisers": EXPERIMENTS["mnist-optimisers"]})
-    arguments = ["--preset", "smoke", "--out", str(finished.parent), "--docs", str(tmp_path), "--workers", "1"]
-    finished.rename(finished.parent / "mnist-optimisers-smoke")
-    try:
-        assert main(["results", *arguments]) == 0
-    finally:
-        (finished.parent / "mnist-optimisers-smoke").rename(finished)
-    assert "(mnist-optimisers/README.md)" in (tmp_path / "README.md").read_text()
-    text = (tmp_path / "mnist-optimisers" / "README.md").read_text()
-    assert "![" in text
-    assert "| Adam (α = 1) |" in text
-    assert (tmp_path / "mnist-optimisers" / "accuracy.svg").exists()
-    assert "gain" in json.loads((tmp_path / "mnist-optimisers" / "summary.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "toy", "--workers", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Report: runs/toy-cpu/report.html"
+    assert json.loads(Path("runs/toy-cpu/config.json").read_text())["preset"] == "cpu"
 
 
-@pytest.mark.parametrize("content", [None, "{}", "[]"])
-def test_starting_anew_leaves_other_folders_alone(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_same_again_trains_nothing_and_draws_the_page(finished: Path) -> None:
+    before = files(finished)
+    (finished / "report.html").unlink()
+    (finished / "summary.json").unlink()
+    toys.ran.clear()
+    assert run(finished) == 0
+    assert toys.ran == []
+    assert files(finished) == before
+
+
+def test_a_run_that_goes_on_says_how_far_it_is(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (finished / "jobs/train/alpha=2,seed=0/row.json").unlink()
+    assert run(finished) == 0
+    assert capsys.readouterr().out.startswith("toy: 3 of 4 jobs are done\n")
+    assert run(finished, "--fresh", "--steps", "2") == 0
+    assert "jobs are done" not in capsys.readouterr().out
+    assert json.loads((finished / "config.json").read_text())["config"]["steps"] == 2
+
+
+def test_another_configuration_shows_the_difference(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(finished)
+    assert run(finished, "--seeds", "3") == 2
+    difference = f"{finished} holds another run: seeds is 2 there and 3 here"
+    assert capsys.readouterr().err == f"error: {difference}; choose another --out or delete it\n"
+    assert files(finished) == before
+
+
+@pytest.mark.parametrize("options", [(), ("--fresh",)])
+def test_a_folder_of_something_else_is_left_alone(
+    options: tuple[str, ...], toy: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "jobs").write_text("years of work")
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    assert main(["run", "mnist-oneshot", "--fresh", "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path} is not the folder of a run" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert run(tmp_path, *options) == 2
+    why = "is not the folder of a run" if options else "is not empty and not a run"
+    assert f"{tmp_path} {why}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs"]
 
 
-def test_a_run_that_goes_on_says_how_far_it_is(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_jobs_that_fail_are_told_and_tried_again(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(data, "load", standin.load)
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy)
-    (copy / "jobs" / "alpha2-lr0.001-seed0" / "result.json").unlink()
-    arguments = ["--preset", "smoke", "--alphas", "1", "2", "--workers", "1", "--out", str(copy)]
-    assert main(["run", "mnist-optimisers", *arguments]) == 0
-    assert capsys.readouterr().out.startswith("mnist-optimisers: 2 of 3 jobs are done\n")
-    assert main(["run", "mnist-optimisers", *arguments, "--fresh", "--steps", "2"]) == 0
-    assert "jobs are done" not in capsys.readouterr().out
-    assert json.loads((copy / "config.json").read_text())["config"]["steps"] == 2
+    monkeypatch.setenv(BREAK, "crash=0")
+    assert run(tmp_path) == 1
+    shown = capsys.readouterr()
+    assert shown.err.count("Traceback") == 2
+    assert shown.err.endswith("error: 2 jobs failed: train/alpha=1,seed=0, train/alpha=2,seed=0\n")
+    assert f"Report: {tmp_path / 'report.html'}" in shown.out, "what is there is shown"
+    failed = json.loads((tmp_path / "summary.json").read_text())["jobs"]["failed"]
+    assert failed["train/alpha=1,seed=0"] == "KeyError: 'by hand'"
+    monkeypatch.delenv(BREAK)
+    assert run(tmp_path) == 0
+
+
+def test_a_full_disk_is_one_line(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(BREAK, "full=0")
+    assert run(tmp_path) == 1
+    path = tmp_path / "jobs/train/alpha=1,seed=0/checkpoint.pt"
+    error = f"error: train/alpha=1,seed=0: {path}: No space left on device; the same command goes on from here\n"
+    assert capsys.readouterr().err == error
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_ctrl_c_is_one_line(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(seed: int, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toys, "breaks", interrupt)
+    assert run(tmp_path) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+
+
+# --- show and list --------------------------------------------------------------------------------------------------
+
+
+def test_show_has_command_numbers_and_tables(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = finished.with_name("other")
+    shutil.copytree(finished, other)
+    assert main(["show", str(finished), str(other)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Toy\npowerprop run toy --preset smoke\n")
+    assert "α = 2" in shown
+    assert "40.50 ± 0.71" in shown
+    assert [line for line in shown.splitlines() if line.startswith("Report: ")] == [
+        f"Report: {folder / 'report.html'}" for folder in (finished, other)
+    ]
+
+
+def test_show_of_an_unfinished_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (finished / "summary.json").unlink()
+    assert main(["show", str(finished)]) == 2
+    why = "is not finished: the same command goes on; it has no summary.json"
+    assert capsys.readouterr().err == f"error: {finished} {why}\n"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"experiment": "toy"}', "null"])
+def test_a_damaged_summary_is_named(content: str, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (finished / "summary.json").write_text(content)
+    assert main(["show", str(finished)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert str(finished / "summary.json") in error
+
+
+def test_list_has_every_experiment_and_its_presets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if line and line.split(" ")[0] in FAMILIES] == list(FAMILIES)
+    assert ", ".join(EXPERIMENTS["mnist-oneshot"].presets) in shown
+    assert main(["run", "--help"]) == 0
+    assert shown.strip() in capsys.readouterr().out
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def test_results_fill_the_documentation(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docs = tmp_path / "docs" / "results"
+    (docs / "toy").mkdir(parents=True)
+    (docs / "toy" / "notes.md").touch()
+    (docs.parent / "figures.md").touch()
+    shutil.copytree(finished, tmp_path / "toy-smoke")
+    toys.ran.clear()
+    command = ["results", "toy", "--preset", "smoke", "--out", str(tmp_path), "--docs", str(docs), "--workers", "1"]
+    assert main(command) == 0
+    assert toys.ran == [], "what `run` did is not done again"
+    assert capsys.readouterr().out.endswith(f"Results: {docs / 'README.md'}\n")
+    assert "| [Toy](toy/README.md) | proves that it runs |  |  |\n" in (docs / "README.md").read_text()
+    text = (docs / "toy" / "README.md").read_text()
+    assert "](accuracy.svg)" in text
+    assert "| α = 2 | 40.50 ± 0.71 |" in text
+    assert "(notes.md)" in text
+    assert {path.name for path in (docs / "toy").iterdir()} == {"README.md", "accuracy.svg", "summary.json", "notes.md"}
+    assert (docs / "toy/summary.json").read_bytes() == (finished / "summary.json").read_bytes()

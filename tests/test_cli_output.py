@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import standin
+import toys
 from powerprop.cli import main
-from powerprop.commands.output import fits, print_table
-from powerprop.experiments import EXPERIMENTS
-from powerprop.report import Column, Table
+from powerprop_paper.experiments.catalogue import FAMILIES
+from powerprop_paper.output import fits, print_table
+from powerprop_paper.report import Column, Table
 
 WIDE = Table(
     "Accuracy of every method", ["", *(Column(f"uniform-{n}", digits=2) for n in range(12))],
@@ -63,22 +64,26 @@ def test_list_shows_full_names(
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
-    assert all(re.search(rf"^{name} ", shown, flags=re.MULTILINE) for name in EXPERIMENTS)
+    assert all(re.search(rf"^{name} ", shown, flags=re.MULTILINE) for name in FAMILIES)
     assert "…" not in shown
     assert all(len(line) <= max(61, int(columns)) for line in shown.splitlines())
 
 
-def powerprop(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, with the stand-in data."""
-    command = [sys.executable, str(Path(standin.__file__)), *arguments]
+# --- in a process of its own ------------------------------------------------------------------------------------------
+
+
+def toy(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The toy as a script."""
+    command = [sys.executable, toys.__file__, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
 def test_an_ascii_locale_shows_everything(tmp_path: Path) -> None:
-    arguments = ["run", "mnist-optimisers", "--preset", "smoke", "--steps", "2", "--workers", "1"]
-    done = powerprop(*arguments, "--out", str(tmp_path / "run"), LC_ALL="C", PYTHONIOENCODING="ascii")
+    arguments = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path / "run")]
+    done = toy(*arguments, LC_ALL="C", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    assert "Adam (alpha = 1)" in done.stdout
+    assert "alpha = 1" in done.stdout
+    assert "40.50 +- 0.71" in done.stdout
     assert "?" not in done.stdout
 
 
@@ -92,27 +97,51 @@ def test_an_ascii_stream_spells_out_what_it_lacks(arguments: list[str], monkeypa
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_behind_the_output_is_one_line() -> None:
+@pytest.mark.parametrize("arguments", [["list"], ["run", "mnist-oneshot", "--help"]])
+def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "powerprop", "list"]
+        command = [sys.executable, "-m", "powerprop", *arguments]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.stderr.startswith("error: standard output: No space left on device")
     assert done.stderr.count("\n") == 1
     assert done.returncode == 1
 
 
-def test_a_reader_that_has_seen_enough() -> None:
-    shell = f"{sys.executable} -m powerprop run mnist-oneshot --help | head -1"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("usage: powerprop run mnist-oneshot")
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("arguments", ["list", "run mnist-oneshot --help"])
+def test_a_reader_that_has_seen_enough(arguments: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "powerprop", *arguments.split()]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.stderr == "error: standard output: its reader has gone; the same command goes on from here\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+    arguments = ["--preset", "smoke", "--workers", "2", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, toys.__file__, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TOY_SECONDS": "0.5"}, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "toy: 4 jobs\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert (process.returncode, errors) == (130, "interrupted; the same command goes on from here\n")
+    else:
+        assert process.returncode == -number
+    assert toy(*arguments).returncode == 0
 
 
 def test_small_commands_need_no_matplotlib() -> None:
     code = (
         "import sys\nfrom powerprop.cli import main\n"
-        "for each in (['--version'], ['list'], ['run', 'imagenet', '--help'], ['--tyro-print-completion', 'bash']):\n"
-        "    assert main(each) == 0\n"
+        "for each in (['--version'], ['list'], ['run', 'imagenet', '--help'], ['show']):\n"
+        "    assert main(each) in (0, 2)\n"
         "assert 'matplotlib' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from powerprop.data import Batches, crop_and_flip
+from powerprop_paper.data import Batches, crop_and_flip
 
 
 def batches(n: int, size: int, seed: int = 0, augment: bool = False) -> Batches:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from powerprop.data import DataCorrupt, DataNotFound
-from powerprop.data.cifar import load_cifar, read_batch
-from powerprop.data.sources import CIFAR10, CIFAR100, CifarSource
+from powerprop_paper.data import DataCorrupt, DataNotFound
+from powerprop_paper.data.cifar import load_cifar, read_batch
+from powerprop_paper.data.sources import CIFAR10, CIFAR100, CifarSource
 
 pytestmark = pytest.mark.usefixtures("no_data_places")
 
@@ -122,7 +122,7 @@ def test_cifar_archive_is_fetched_and_unpacked(tmp_path: Path) -> None:
     archive = tmp_path / "cifar.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(tmp_path / "made/cifar-100-python", "cifar-100-python")
-    source = source._replace(archive=archive.as_uri(), archive_md5=md5(archive.read_bytes()))
+    source = source._replace(archive=archive.as_uri(), archive_sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
     assert len(load_cifar(source, tmp_path / "root").train_x) == 4
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["cifar-100-python"]
 

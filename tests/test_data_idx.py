@@ -16,18 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from powerprop.data import DataCorrupt, DataNotFound, load
-from powerprop.data.fetch import fetch
-from powerprop.data.idx import load_idx, read_idx
-from powerprop.data.notmnist import idx_bytes
-from powerprop.data.sources import MNIST, IdxFile, IdxSource
 from powerprop.files import write_atomically
+from powerprop_paper.data import DataCorrupt, DataNotFound, load
+from powerprop_paper.data.files import digest, fetch, read_checked
+from powerprop_paper.data.idx import idx_bytes, load_idx, read_idx
+from powerprop_paper.data.sources import MNIST, IdxFile, IdxSource
 
 pytestmark = pytest.mark.usefixtures("no_data_places")
 
 
 def md5(data: bytes) -> str:
     return hashlib.md5(data).hexdigest()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def idx_contents(n_train: int = 6, n_test: int = 4) -> list[bytes]:
@@ -38,7 +41,7 @@ def idx_contents(n_train: int = 6, n_test: int = 4) -> list[bytes]:
 
 def idx_source(contents: list[bytes], **changes: object) -> IdxSource:
     files = tuple(
-        IdxFile(file.name, md5(content), len(content), md5(packed := gzip.compress(content, mtime=0)), len(packed))
+        IdxFile(file.name, md5(content), len(content), sha256(gzip.compress(content, mtime=0)))
         for file, content in zip(MNIST.files, contents, strict=True)
     )
     return MNIST._replace(files=files, wheel="", mirrors=())._replace(**changes)
@@ -150,15 +153,16 @@ def test_no_more_is_read_than_there_should_be(tmp_path: Path, compress: bool) ->
     tracemalloc.stop()
 
 
-def test_a_download_is_read_no_farther_than_its_size(tmp_path: Path) -> None:
-    (tmp_path / "there").write_bytes(bytes(10**8))
+def test_a_download_goes_to_the_disk_and_not_through_memory(tmp_path: Path) -> None:
+    content = bytes(10**8)
+    (tmp_path / "there").write_bytes(content)
+    expected = sha256(content)
     tracemalloc.start()
-    failures = fetch([(tmp_path / "there").as_uri()], tmp_path / "here", md5(b"x"), 1000)
+    assert fetch([(tmp_path / "there").as_uri()], tmp_path / "folder/here", expected) == []
     assert tracemalloc.get_traced_memory()[1] < 10**7
     tracemalloc.stop()
-    assert failures == [
-        f"{(tmp_path / 'there').as_uri()}: the download is longer than the 1,000 bytes of the published file"
-    ]
+    (tmp_path / "there").unlink()
+    assert fetch([(tmp_path / "there").as_uri()], tmp_path / "folder/here", expected) == [], "it is there already"
 
 
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -196,12 +200,22 @@ def test_download_goes_to_the_given_root(tmp_path: Path) -> None:
 
 def test_a_wrong_download_is_refused(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"something else")
-    failures = fetch([(tmp_path / "there").as_uri()], tmp_path / "here", md5(b"what was expected"), 99)
-    assert failures == [
-        f"{(tmp_path / 'there').as_uri()}: the download has the md5 {md5(b'something else')}, "
-        f"expected {md5(b'what was expected')}"
-    ]
-    assert not (tmp_path / "here").exists()
+    [failure] = fetch([(tmp_path / "there").as_uri()], tmp_path / "here", sha256(b"what was expected"))
+    assert failure.startswith(f"{(tmp_path / 'there').as_uri()}: the download does not have the published sha256: ")
+    assert sha256(b"something else") in failure
+    assert sha256(b"what was expected") in failure
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_messages_name_the_checksum_that_was_used(tmp_path: Path) -> None:
+    """A file is compared with an md5 or a sha256, whichever is published; the message says which."""
+    path = tmp_path / "file"
+    path.write_bytes(b"something else")
+    for name, of in (("md5", md5), ("sha256", sha256)):
+        assert digest(b"something else", of(b"")) == of(b"something else")
+        wanted = of(b"what was expected")
+        with pytest.raises(DataCorrupt, match=f"the file has the {name} {of(b'something else')}, expected {wanted}"):
+            read_checked(path, wanted)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,11 @@ import torch
 from PIL import Image
 
 from pictures import encoded, picture
-from powerprop.data import DataCorrupt, DataNotFound
-from powerprop.data.crops import MEAN, STD, centre_crop, random_box, random_resized_crop, standardise
-from powerprop.data.imagenet import Folder, find_pictures
-from powerprop.data.picture_batches import PictureBatches, epoch_order, evaluation_batches
-from powerprop.data.shards import Shards, write_shard
-from powerprop.train.distributed import Ranks
+from powerprop_paper.data import DataCorrupt, DataNotFound
+from powerprop_paper.data.imagenet import Folder, Shards, find_pictures, write_shard
+from powerprop_paper.data.picture_batches import PictureBatches, epoch_order, evaluation_batches
+from powerprop_paper.data.pictures import MEAN, STD, centre_crop, random_box, random_resized_crop, standardise
+from powerprop_paper.train.distributed import Ranks
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from powerprop.data import Images, mean_std, normalise, to_float
+from powerprop_paper.data import Images, mean_std, normalise, to_float
 
 
 def images_of(n: int = 10, test: int = 3, **changes: object) -> Images:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from powerprop.data import DataCorrupt, DataNotFound
-from powerprop.data.duplicates import has_near_duplicate
-from powerprop.data.notmnist import idx_bytes, load_notmnist, split_rows
-from powerprop.data.pictures import MAX_BYTES, decode
-from powerprop.data.sources import NOTMNIST, TINY_IMAGENET_10, FolderSource, IdxFile
-from powerprop.data.tiny_imagenet import load_tiny
+from powerprop_paper.data import DataCorrupt, DataNotFound
+from powerprop_paper.data.idx import idx_bytes
+from powerprop_paper.data.notmnist import has_near_duplicate, load_notmnist, split_rows
+from powerprop_paper.data.pictures import MAX_BYTES, decode
+from powerprop_paper.data.sources import NOTMNIST, TINY_IMAGENET_10, FolderSource, IdxFile
+from powerprop_paper.data.tiny_imagenet import load_tiny
 
 pytestmark = pytest.mark.usefixtures("no_data_places")
 
@@ -107,7 +107,7 @@ def test_tiny_imagenet_is_taken_out_of_its_archive(tmp_path: Path) -> None:
         published.writestr("tiny-imagenet-200/test/images/test_0.JPEG", b"unlabelled")
         lines = [f"val_{wnid}.JPEG\t{wnid}\t0\t0\t62\t62\n" for wnid in ("n01", "n02")]
         published.writestr("tiny-imagenet-200/val/val_annotations.txt", "".join(lines))
-    source = source._replace(archive=archive.as_uri(), archive_md5=md5(archive.read_bytes()))
+    source = source._replace(archive=archive.as_uri(), archive_sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
     assert load_tiny(source, tmp_path / "root").train_x.shape == (4, 3, 64, 64)
     assert load_tiny(source, tmp_path / "root", download=False).test_y.tolist() == [0, 1]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from powerprop.data import Images, mean_std, split
-from powerprop.data.duplicates import NEAR
+from powerprop_paper.data import Images, mean_std, split
+from powerprop_paper.data.notmnist import NEAR
 
 Get = Callable[[str], Images]
 

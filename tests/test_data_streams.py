@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerprop.data import Images, normalise, permuted, rotated, split
-from powerprop.data.rotated import rotate, task_fraction
-from powerprop.data.streams import pixel_order
+from powerprop_paper.data import Images, normalise, permuted, rotated, split
+from powerprop_paper.data.streams import pixel_order, rotate, task_fraction
 
 
 def toy(classes: int = 6, channels: int = 1) -> Images:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import nets
 import powerprop as pp
-from powerprop.data import Batches
-from powerprop.train import MetricsLog, evaluate, fit, load_checkpoint
-from powerprop.train.distributed import ALONE, RankBatches, Ranks, leave, process_group, under_torchrun
-from powerprop.train.precision import Precision
+from powerprop_paper.data import Batches
+from powerprop_paper.train import MetricsLog, evaluate, fit, load_checkpoint
+from powerprop_paper.train.distributed import ALONE, RankBatches, Ranks, leave, process_group, under_torchrun
+from powerprop_paper.train.precision import Precision
 
 STEPS, KILLED_AT = 60, 37
 
@@ -166,7 +166,7 @@ def test_ranks_that_do_not_start_alike_are_refused(whole: Path) -> None:
     for rank in (0, 1):
         apart, late = ((whole / f"{name}-{rank}").read_text() for name in ("apart", "late"))
         assert apart.startswith("the ranks must start alike, but model.0.weight, model.0.bias, ")
-        assert late.startswith("the ranks must start alike, but optimizer.state.0.powerprop_phi, ")
+        assert late.startswith("the ranks must start alike, but optimizer.state.0.powerprop_theta, ")
         for message in (apart, late):
             assert message.endswith("seed every rank alike, or broadcast the weights before the optimiser is made")
     assert refusal(ALONE) == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powerprop import data
+from powerprop_paper import data
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])

@@ -17,7 +17,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from powerprop.files import FileError, cause, naming, read_json, replacing, sweep, write_atomically
 from powerprop.masks import Masks
 from powerprop.tensorfiles import read_tensors, write_tensors
-from powerprop.train import CheckpointError, load_checkpoint, save_checkpoint
+from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 
 WEIGHTS = {"a": torch.arange(5000).float(), "b": torch.rand(3, 4, generator=torch.Generator().manual_seed(0)).T}
 

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
 
-from powerprop.cli import main
-from powerprop.data import DataNotFound
-from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.harness import runner
-from powerprop.experiments.harness.experiment import RunError
-from powerprop.experiments.imagenet import train as imagenet
-from powerprop.experiments.imagenet.cells import EXTREME, TABLE_1, TABLE_2, Cell, cell
-from powerprop.experiments.imagenet.costs import Costs
-from powerprop.experiments.imagenet.figures import curves
-from powerprop.experiments.imagenet.measured import collect
-from powerprop.experiments.imagenet.report import diverged, summary, table_one
-from powerprop.experiments.imagenet.train import (
+from powerprop_paper import pages
+from powerprop_paper.data import DataNotFound
+from powerprop_paper.experiments import imagenet
+from powerprop_paper.experiments.imagenet import (
     EPOCHS,
-    EXPERIMENT,
+    EXPERIMENTS,
     PRESETS,
     Config,
     build,
-    cells_of,
-    jobs,
+    cost_table,
+    diverged,
+    during_training,
+    find_data,
+    headline,
     make_optimizer,
-    prepare,
     rate_factor,
-    run_job,
+    stats,
+    table_one,
 )
-from powerprop.models import resnet50
-from powerprop.train.distributed import Ranks
+from powerprop_paper.experiments.imagenet.cells import EXTREME, TABLE_1, TABLE_2, Cell, Costs, read_cell
+from powerprop_paper.models import resnet50
+from powerprop_paper.run import Row, Rows, Run
 
 # --- the protocol -----------------------------------------------------------------------------------------------
 
@@ -50,13 +46,13 @@ PAPER = PRESETS["paper"]
 
 def test_the_paper_preset_is_the_papers_table() -> None:
     assert (PAPER.model, PAPER.width, PAPER.crop, PAPER.batch, PAPER.steps) == ("resnet50", 64, 224, 4096, 32_000)
-    assert (PAPER.momentum, PAPER.weight_decay, PAPER.smoothing) == (0.9, 1e-4, 0.1)
-    assert (PAPER.warmup, PAPER.drops, PAPER.seeds) == (5, (30, 70, 90), 3)
+    assert (imagenet.MOMENTUM, imagenet.WEIGHT_DECAY, imagenet.SMOOTHING) == (0.9, 1e-4, 0.1)
+    assert (imagenet.WARMUP, imagenet.DROPS, PAPER.seeds) == (5, (30, 70, 90), 3)
     assert PAPER.alphas == (1.125, 1.25, 1.375, 1.5)
-    names = {each.name for each in cells_of(PAPER)}
+    names = {each.name for each in PAPER.trainings}
     assert {*TABLE_1, *TABLE_2, *EXTREME} < names
     assert len(TABLE_1) == 46
-    assert len(jobs(PAPER, {})) == 3 * len(names)
+    assert len(names) == len(PAPER.trainings) == 75
 
 
 def test_the_learning_rate_warms_up_and_drops() -> None:
@@ -64,7 +60,7 @@ def test_the_learning_rate_warms_up_and_drops() -> None:
 
     def at(epoch: float, times: float = 1.0) -> float:
         steps = round(32_000 * times)
-        return rate_factor(PAPER, round(epoch * times * 32_000 / EPOCHS), steps)
+        return rate_factor(round(epoch * times * 32_000 / EPOCHS), steps)
 
     assert pytest.approx(102.307, abs=1e-3) == EPOCHS
     assert at(0) == pytest.approx(1 / 1564, rel=1e-3)
@@ -73,7 +69,6 @@ def test_the_learning_rate_warms_up_and_drops() -> None:
         assert [at(e, times) for e in (5, 29.9, 30.1, 69.9, 70.1, 89.9, 90.1)] == pytest.approx(
             [1, 1, 0.1, 0.1, 0.01, 0.01, 0.001]
         )
-    assert rate_factor(replace(PAPER, warmup=0.0), 0, 100) == 1.0
 
 
 def narrow(cells: tuple[str, ...]) -> Config:
@@ -95,7 +90,7 @@ def narrow(cells: tuple[str, ...]) -> Config:
 )
 def test_each_row_has_the_papers_settings(name: str, rate: float, alpha: float, decay: float, zero: bool) -> None:
     """η = η_b·4096/256; the last layer starts at zero except for Powerprop, Top-KAST and SNIP."""
-    config, this = narrow((name,)), cell(name)
+    config, this = narrow((name,)), read_cell(name)
     model = build(config, this, seed=0)
     optimizer = make_optimizer(config, this, 0, model)
     weights, rest = optimizer.param_groups
@@ -105,7 +100,7 @@ def test_each_row_has_the_papers_settings(name: str, rate: float, alpha: float, 
     assert {m.alpha for m in optimizer.masters.values()} == {alpha}
     assert bool(model.fc.weight.any()) != zero or this.sparsity > 0
     assert (not build(config, this, 0).fc.weight.any()) == zero
-    if this.row.endswith("topkast-50"):
+    if this.method.endswith("topkast-50"):
         assert optimizer.trainable.sparsity() == pytest.approx(0.5, abs=0.01)
         assert optimizer.sparsify.decay == 1e-4
 
@@ -113,23 +108,24 @@ def test_each_row_has_the_papers_settings(name: str, rate: float, alpha: float, 
 def test_first_and_last_layer() -> None:
     """Uniform: first dense, last at most 80%; ERK: the asked sparsity over all layers, no exception."""
     for name in ("rigl uniform 0.9", "topkast-0 uniform 0.9"):
-        active = make_optimizer(narrow((name,)), cell(name), 0, build(narrow((name,)), cell(name), 0)).active
+        active = make_optimizer(narrow((name,)), read_cell(name), 0, build(narrow((name,)), read_cell(name), 0)).active
         assert active["conv1.weight"].all()
         assert active["fc.weight"].float().mean() == pytest.approx(0.2, abs=0.01)
         assert active["layer1.0.conv1.weight"].float().mean() == pytest.approx(0.1, abs=0.01)
-    erk = make_optimizer(narrow(()), cell("rigl erk 0.9"), 0, build(narrow(()), cell("rigl erk 0.9"), 0)).active
+    config, this = narrow(("rigl erk 0.9",)), read_cell("rigl erk 0.9")
+    erk = make_optimizer(config, this, 0, build(config, this, 0)).active
     assert erk.sparsity() == pytest.approx(0.9, abs=1e-4)
 
 
 def test_iterative_pruning_runs_from_20_to_80_percent_every_2000_of_32000() -> None:
-    this = cell("pp-iterative uniform 0.9")
+    this = read_cell("pp-iterative uniform 0.9")
     method = make_optimizer(replace(narrow((this.name,)), steps=32_000), this, 0, build(narrow(()), this, 0)).sparsify
     assert (method.first, method.last, method.every) == (6_400, 25_600, 2_000)
 
 
 @pytest.mark.parametrize("row", ["set", "dsr", "snfs", "rigl"])
 def test_masks_move_every_100_steps(row: str) -> None:
-    this = cell(f"{row} uniform 0.9")
+    this = read_cell(f"{row} uniform 0.9")
     assert make_optimizer(narrow((this.name,)), this, 0, build(narrow(()), this, 0)).sparsify.interval == 100
 
 
@@ -139,8 +135,8 @@ def test_brackets_of_table_2(name: str, costs: Costs) -> None:
 
     The 1.5x row of iterative pruning has a schedule that is not printed: ours costs less, a later one as much.
     """
-    this, printed = cell(name), TABLE_2[name][1]
-    if this.row == "iterative":
+    this, printed = read_cell(name), TABLE_2[name][1]
+    if this.method == "iterative":
         ours = {0.8: 0.781, 0.9: 0.691}[this.sparsity]
         later = costs.flops.gradual(costs.densities(this, this.sparsity), 10 / 32, 25 / 32, interval=1e-4)
         assert costs.training(this) == pytest.approx(ours, abs=5e-4)
@@ -158,7 +154,7 @@ def costs() -> Costs:
     ("name", "message"),
     [
         ("adam uniform 0.9", "a cell must begin with dense, powerprop, .*, got 'adam uniform 0.9'"),
-        ("rigl uniform", "a column must look like 'uniform 0.95' or 'erk 0.9', got 'uniform'"),
+        ("rigl uniform", "a sparsity must look like 'uniform 0.95' or 'erk 0.9', got 'uniform'"),
         ("rigl uniform 0.9 xlong", "expected a number, got 'long' in 'rigl uniform 0.9 xlong'"),
         ("rigl uniform 0.9 x0", "training must be longer than nothing, got x0"),
         ("powerprop", "expected a number, got '' in 'powerprop'"),
@@ -166,7 +162,7 @@ def costs() -> Costs:
 )
 def test_bad_cells_are_repeated(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        cell(name)
+        read_cell(name)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +172,7 @@ def test_bad_cells_are_repeated(name: str, message: str) -> None:
         ({"precision": "int8"}, "precision must be one of float32, bfloat16, float16, got 'int8'"),
         ({"width": 4}, "width must be a multiple of 8, got 4"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
-        ({"alphas": (1.0,)}, r"alpha must be above 1 \(the baseline is 'dense'\), got 1"),
+        ({"alphas": (1.0,)}, "alphas must be above 1, got 1.0"),
         ({"only": ("vgg*",)}, r"only=\('vgg\*',\) matches none of the trainings: dense, rigl uniform 0.9, "),
     ],
 )
@@ -188,32 +184,62 @@ def test_bad_settings_are_repeated(change: dict[str, object], message: str) -> N
 # --- the whole --------------------------------------------------------------------------------------------------
 
 
-def test_smoke(at_pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def run_here(config: Config, out: Path) -> Run:
+    """Run and write the page, in this process."""
+    console = Console(file=io.StringIO())
+    with Run(EXPERIMENTS["imagenet"], "smoke", config, out, workers=1, console=console) as run:
+        pages.write(imagenet.main(config, run), run)
+    return run
+
+
+def test_smoke(at_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From JPEG files to the report: every kind of cell, one-shot curves, FLOPs, resumed by doing nothing."""
-    arguments = ["run", "imagenet", "--preset", "smoke", "--workers", "1", "--out", str(tmp_path)]
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert "Powerprop + Iterative pruning" in shown
+    rows = Rows(run_here(PRESETS["smoke"], tmp_path).rows.values())
+    assert {row["cell"] for row in rows} == {each.name for each in PRESETS["smoke"].trainings}
     summary = json.loads((tmp_path / "summary.json").read_text())
-    found = {each["cell"]: each for each in summary["cells"]}
-    assert list(found) == [each.name for each in cells_of(PRESETS["smoke"])]
-    assert found["rigl uniform 0.9"]["paper"] == "72.0 ± 0.05"
-    erk = found["pp-topkast-0 erk 0.9 x2"]
-    assert erk["sparsity"][0] == pytest.approx(0.9, abs=1e-4)
-    assert 1 < erk["training_flops"] < 2
-    assert found["dense"]["sparsity"][0] < 0.01
-    assert found["dense"]["training_flops"] == 1
-    dense = json.loads((tmp_path / "jobs" / "dense-seed0" / "result.json").read_text())
+    tables = {table["title"]: table for section in summary["sections"] for table in section["tables"]}
+    shown = {row[0]: row for row in tables["Accuracy of sparse networks"]["rows"]}
+    assert shown["RigL"][4] == "72.0 ± 0.05"
+    [erk] = rows.where(cell="pp-topkast-0 erk 0.9 x2")
+    assert erk["sparsity"] == pytest.approx(0.9, abs=1e-4)
+    costs = {row[0]: row[4] for row in tables["Sparsity and FLOPs"]["rows"]}
+    assert 1 < costs["Powerprop + Top-KAST* (2x)"] < 2
+    assert costs["Dense"] == 1
+    [dense] = rows.where(cell="dense")
+    assert dense["sparsity"] < 0.01
     assert len(dense["grid"]) == len(dense["oneshot"]) == len(dense["recalibrated"]) == 3
     assert dense["oneshot"][-1] == dense["accuracy"]
     assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"training.svg", "oneshot.svg", "smallest.svg"}
     assert "This is not ImageNet" in (tmp_path / "report.html").read_text()
-    before = (tmp_path / "jobs" / "dense-seed0" / "result.json").stat().st_mtime_ns
-    assert main(arguments) == 0
-    assert (tmp_path / "jobs" / "dense-seed0" / "result.json").stat().st_mtime_ns == before
+    monkeypatch.setattr(imagenet, "fit", lambda *_, **__: pytest.fail("trained again"))
+    run_here(PRESETS["smoke"], tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
-ITERATIVE = replace(PRESETS["smoke"], cells=("iterative uniform 0.9",), alphas=(), seeds=2, every=100)
+ITERATIVE = replace(
+    PRESETS["smoke"], cells=("iterative uniform 0.9",), only=("iter*",), seeds=2, steps=4, checkpoint_every=2
+)
+
+
+def test_a_killed_training_goes_on_where_it_was(
+    at_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the third of four steps: the same row as without."""
+    config = replace(ITERATIVE, seeds=1, evaluations=4)
+    run_here(config, tmp_path / "whole")
+
+    def killed(done: float, values: dict[str, float]) -> None:
+        if done >= 0.75:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "killed/jobs/train/cell=iterative_uniform_0.9,seed=0"
+    folder.mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        imagenet.train(config, folder, killed, "iterative uniform 0.9", 0)
+    result = imagenet.train(config, folder, lambda done, values: None, "iterative uniform 0.9", 0)
+    whole = tmp_path / "whole" / folder.relative_to(tmp_path / "killed")
+    assert result == json.loads((whole / "row.json").read_text())["result"]
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
 def test_a_job_that_diverged_is_done(at_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,73 +251,79 @@ def test_a_job_that_diverged_is_done(at_pictures: Path, tmp_path: Path, monkeypa
         return model
 
     monkeypatch.setattr(imagenet, "build", broken)
-    result = run_job(ITERATIVE, jobs(ITERATIVE, {})[0], tmp_path, lambda done, values: None)
-    assert result.keys() == {"diverged"}
-    assert "NaN among its weights, so that no mask can be chosen" in result["diverged"]
+    run = run_here(replace(ITERATIVE, seeds=1), tmp_path)
+    [row] = run.rows.values()
+    assert "NaN among its weights, so that no mask can be chosen" in row["diverged"]
+    assert "iterative uniform 0.9, seed 0: " in (tmp_path / "report.html").read_text()
 
 
-def test_the_report_shows_what_diverged(tmp_path: Path, costs: Costs) -> None:
+def trained(cells: dict[str, list[float]]) -> dict[Cell, Rows]:
+    """Cells with the accuracies of their seeds; 0 diverged."""
+    found = {}
+    for name, values in cells.items():
+        rows = Rows()
+        for seed, value in enumerate(values):
+            result = {"accuracy": value, "sparsity": 0.9, "kept": {}} if value else {"diverged": "the loss is nan"}
+            rows.append(Row({"cell": name, "seed": seed, **result}, Path("nowhere")))
+        found[read_cell(name)] = rows
+    return found
+
+
+def test_the_report_shows_what_diverged() -> None:
     """Every reason is on the page; a cell without any seed left says so in the table."""
-    good, lost = {"accuracy": 0.5, "sparsity": 0.9, "kept": {}}, {"diverged": "the loss is nan at step 7"}
-    first, second = (job.key for job in jobs(ITERATIVE, {}))
-    one, all_ = (
-        collect(ITERATIVE, cell("iterative uniform 0.9"), {first: seed, second: lost}, tmp_path)
-        for seed in (good, lost)
-    )
-    assert (one.accuracy, one.folders) == (0.5, [tmp_path / "jobs" / first])
-    assert diverged([one])[0].text == "iterative uniform 0.9, seed 1: the loss is nan at step 7"
-    assert len(all_.diverged) == 2
-    assert diverged([]) == []
-    assert table_one([all_]).rows == [["Iterative pruning", "diverged", "73.7 ± 0.14"]]
-    assert curves([all_], tmp_path) == []
-    assert [(c["runs"], c["diverged"]) for c in summary([one, all_], costs)["cells"]] == [(1, 1), (0, 2)]
+    some, none = ({"iterative uniform 0.9": values} for values in ([0.5, 0.0], [0.0, 0.0]))
+    [section] = diverged(trained(some)[read_cell("iterative uniform 0.9")])
+    assert section.text == "iterative uniform 0.9, seed 1: the loss is nan"
+    assert diverged(Rows()) == []
+    [[label, mean, printed]] = table_one(trained(some)).rows
+    assert (label, mean.mean, mean.n, printed) == ("Iterative pruning", 0.5, 1, "73.7 ± 0.14")
+    assert table_one(trained(none)).rows == [["Iterative pruning", "diverged", "73.7 ± 0.14"]]
+    assert during_training(trained(none)) == []
+    assert cost_table(PRESETS["smoke"], trained(none)).rows == []
 
 
-def test_jobs_with_worker_processes_run_in_turn() -> None:
-    assert EXPERIMENT.in_turn is not None
-    assert EXPERIMENT.in_turn(PAPER)
-    assert not EXPERIMENT.in_turn(PRESETS["cpu"])
+def test_powerprop_is_held_against_the_method_alone() -> None:
+    found = trained({"iterative uniform 0.9": [0.5, 0.6], "pp-iterative uniform 0.9": [0.7]})
+    [stat] = stats(found)
+    assert stat == ("Powerprop + Iterative pruning", "+15.00 points", "70.00 against 55.00 at 90%")
+    shown = headline(PAPER, found)
+    assert shown.what == "Powerprop + Iterative pruning against Iterative pruning, top-1 accuracy at 90%"
+    assert (shown.ours, shown.paper) == ("+15.00 points (70.00 against 55.00)", "+0.7 points (74.4 against 73.7)")
+    assert headline(PAPER, trained({"dense": [0.5]})) is None
 
 
-def test_one_command_on_two_ranks(at_pictures: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
+@pytest.mark.parametrize(("config", "in_turn"), [(PAPER, True), (PRESETS["cpu"], False)])
+def test_jobs_with_worker_processes_run_in_turn(config: Config, in_turn: bool) -> None:
+    asked: list[Any] = []
+
+    class Recorder:
+        def prepare(self, find: Any) -> None:
+            pass
+
+        def map(self, job: Any, settings: Any, distributed: bool | None = None) -> Rows:
+            asked.extend([job, distributed, len(settings)])
+            return Rows()
+
+    imagenet.main(replace(config, cells=("dense",), alphas=()), Recorder())  # type: ignore[arg-type]
+    assert asked == [imagenet.train, in_turn, config.seeds]
+
+
+def test_one_command_on_two_ranks(at_pictures: Path, tmp_path: Path) -> None:
     """`torchrun -m powerprop run imagenet`: one run, one set of files, one report."""
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "powerprop",
-    ]
-    wanted = ["--preset", "smoke", "--only", "dense", "--out", str(tmp_path)]
-    done = run_script([*launcher, "run", "imagenet", *wanted])
-    assert done.count("[1/1] dense-seed0: done") == 1
-    assert done.count("Report:") == 1
-    assert json.loads((tmp_path / "summary.json").read_text())["cells"][0]["runs"] == 1
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    wanted = ["powerprop", "run", "imagenet", "--preset", "smoke", "--only", "dense", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, *wanted], capture_output=True, text=True, timeout=180, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cell=dense,seed=0: done") == 1
+    assert done.stdout.count("Report:") == 1
+    assert json.loads((tmp_path / "summary.json").read_text())["jobs"]["done"] == 1
 
 
-@pytest.fixture
-def run_script() -> Callable[..., str]:
-    def run(command: list[str]) -> str:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
-
-
-def test_other_experiments_refuse_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "process_group", lambda: nullcontext(Ranks(0, 2)))
-    other = EXPERIMENTS["mnist-oneshot"]
-    with pytest.raises(RunError, match="mnist-oneshot trains on one process per job, got 2 ranks; leave torchrun out"):
-        runner.run(other, "smoke", other.presets["smoke"], tmp_path, 1, Console(quiet=True))
-
-
-def test_a_network_too_small_for_the_data_is_an_error(at_pictures: Path, tmp_path: Path) -> None:
+def test_a_network_too_small_for_the_data_is_an_error(at_pictures: Path) -> None:
     with pytest.raises(ValueError, match="tiny-imagenet-10 has a label 9, but the network has 5 classes"):
-        prepare(replace(PRESETS["smoke"], classes=5))
+        find_data(replace(PRESETS["smoke"], classes=5))
     with pytest.raises(DataNotFound, match="'imagenet' was not found"):
-        prepare(PAPER)
+        find_data(PAPER)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from powerprop import models
 from powerprop.select import select
+from powerprop_paper import models
 
 GREY, COLOUR, LARGE = (2, 1, 28, 28), (2, 3, 32, 32), (2, 3, 64, 64)
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], int, tuple[int, ...], int]] = {

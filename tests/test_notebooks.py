@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powerprop import data
+from powerprop_paper import data
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))

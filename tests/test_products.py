@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from powerprop.train.precision import PRODUCTS, Precision, products_in
+from powerprop_paper.train.precision import PRODUCTS, Precision, matmul_precision
 
 
 def test_products_are_close_and_results_stay_float32() -> None:
     a, b = (torch.randn(256, 256, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    with products_in("bfloat16"):
+    with matmul_precision("bfloat16"):
         found = a @ b
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, a @ b, rtol=0.02, atol=0.5)
@@ -18,7 +18,7 @@ def test_products_are_close_and_results_stay_float32() -> None:
 
 def test_full_precision_changes_nothing() -> None:
     a = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    with products_in("float32"):
+    with matmul_precision("float32"):
         found = a @ a
     assert torch.equal(found, a @ a)
 
@@ -26,7 +26,7 @@ def test_full_precision_changes_nothing() -> None:
 @pytest.mark.parametrize("precision", PRODUCTS)
 def test_the_precision_of_before_comes_back(precision: str) -> None:
     def fail() -> None:
-        with products_in(precision):
+        with matmul_precision(precision):
             assert torch.get_float32_matmul_precision() == PRODUCTS[precision]
             raise ZeroDivisionError
 
@@ -37,7 +37,7 @@ def test_the_precision_of_before_comes_back(precision: str) -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"float32, bfloat16, got 'float8'"), products_in("float8"):
+    with pytest.raises(ValueError, match=r"float32, bfloat16, got 'float8'"), matmul_precision("float8"):
         pass
 
 

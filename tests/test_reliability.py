@@ -13,10 +13,10 @@ RELIABILITY = Path(__file__).parents[1] / "benchmarks" / "reliability"
 sys.path.insert(0, str(RELIABILITY))
 
 import families  # noqa: E402
+from powerprop_paper.old_cli import main  # noqa: E402
 
-from powerprop import data  # noqa: E402
-from powerprop.cli import main  # noqa: E402
-from powerprop.train import read_metrics  # noqa: E402
+from powerprop_paper import data  # noqa: E402
+from powerprop_paper.train import read_metrics  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerprop import report
-from powerprop.report import Bars, Curve, Image, Mean, Point, figures, style
-from powerprop.report.labels import Named, end_labels, keep_apart, point_labels
-from powerprop.report.palette import (
+from powerprop_paper import report
+from powerprop_paper.report import Bars, Curve, Image, Mean, Point, figures, style
+from powerprop_paper.report.labels import Named, end_labels, keep_apart, point_labels
+from powerprop_paper.report.palette import (
     ALPHA_COLOURS,
     BASELINE,
     HUES,
@@ -28,7 +28,7 @@ from powerprop.report.palette import (
     method_look,
     on_dark,
 )
-from powerprop.report.weights import bandwidth
+from powerprop_paper.report.weights import bandwidth
 from reports import accuracy_table, curve
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ def test_methods_differ_in_colour_or_marker_and_keep_their_hue_with_powerprop() 
 
 
 def test_methods_of_one_figure_differ_in_colour() -> None:
-    from powerprop.experiments.sparse.figures import DRAWN
-    from powerprop.experiments.sparse.rows import ROWS
+    from powerprop_paper.experiments.sparse import DRAWN
+    from powerprop_paper.sparse_methods import METHODS as SPARSE_METHODS
 
-    drawn = {ROWS[row.removeprefix("pp-")].label for row in DRAWN}
+    drawn = {SPARSE_METHODS[name.removeprefix("pp-")].label for name in DRAWN}
     assert len({method_look(method).colour for method in drawn}) == len(drawn)
 
 
@@ -324,7 +324,7 @@ def test_bad_figures_are_refused_and_leave_no_file(draw, message: str, tmp_path:
 
 def test_missing_matplotlib_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(report.MissingMatplotlibError, match=r"pip install 'powerprop\[report\]'"):
+    with pytest.raises(report.MissingMatplotlibError, match=r"pip install 'powerprop\[paper\]'"):
         report.pruning_curves([curve()], tmp_path / "a.svg", "t")
     assert "75.0" in accuracy_table().to_markdown()
 

@@ -1,118 +1,82 @@
-"""From result.json to pages: typed results, the page of a run, the index of all."""
+"""From rows to pages: summary.json, the Markdown of a run, the index of all."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
-from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.harness.docs import HEADLINE, index_markdown, page_markdown
-from powerprop.experiments.harness.experiment import RunError
-from powerprop.experiments.harness.pages import command, run_page
-from powerprop.experiments.harness.typed import Diverged, result_of
-from powerprop.experiments.oneshot.results import Pruned
-from powerprop.report import Headline, Image, Page, Section, Stat, pruning_curves
+import toys
+from powerprop.files import write_json
+from powerprop_paper.commands.results import BENCHMARKS
+from powerprop_paper.experiments.catalogue import FAMILIES, find
+from powerprop_paper.pages import PROVES, Figure, Headline, Page, Section, Stat, command, data_of, numbers, write
+from powerprop_paper.report import Bars, Curve, Mean, Point, pruning_curves
+from powerprop_paper.report.page import HEADLINE, LONG, index, markdown, write_docs
+from powerprop_paper.run import Run
 from reports import accuracy_table, curve
 
-
-@dataclass(frozen=True)
-class Inner:
-    tasks: int
-    rates: dict[str, tuple[float, float]]
+DOCS = Path(__file__).parent.parent / "docs" / "results"
 
 
-@dataclass(frozen=True)
-class Found:
-    accuracy: list[float]
-    asked: dict[str, int] | int
-    probe: Inner
-    note: str = ""
-    best: float | None = None
+def run_of(out: Path, preset: str = "cpu", **changes: Any) -> Run:
+    """A run of permuted-mnist that has done nothing."""
+    experiment = find("permuted-mnist")
+    config = replace(experiment.presets[preset], **changes)
+    return Run(experiment, preset, config, out, console=Console(quiet=True))
 
 
-GOOD = {"accuracy": [0.5, 1], "asked": {"fc": 3}, "probe": {"tasks": 2, "rates": {"a": [1.0, 0.5]}}, "seed": 7}
-
-
-def test_a_result_as_a_typed_object() -> None:
-    found = result_of(Found, {"k": GOOD}, "k")
-    assert found == Found([0.5, 1], {"fc": 3}, Inner(2, {"a": (1.0, 0.5)}))
-    assert result_of(Found, {"k": GOOD | {"asked": 3, "best": 0.5, "note": "n"}}, "k").best == 0.5  # type: ignore[union-attr]
-    assert result_of(Found, {"k": {"diverged": "nan"}}, "k") == Diverged("nan")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (None, "expected an object, got None"),
-        ([], "expected an object, got []"),
-        ({}, "'accuracy' is missing"),
-        ({"accuracy": "high"}, "'accuracy' must be a list, got 'high'"),
-        ({"accuracy": [0.5, True]}, "'accuracy[1]' must be a number, got True"),
-        ({"accuracy": ["x" * 99]}, "'accuracy[0]' must be a number, got '" + "x" * 59 + "…"),
-        ({"asked": None}, "'asked' must be an object, got None"),
-        ({"asked": {"fc": 0.5}}, "'asked.fc' must be a whole number, got 0.5"),
-        ({"probe": 3}, "'probe' must be an object, got 3"),
-        ({"probe": {"tasks": 2}}, "'probe.rates' is missing"),
-        ({"probe": {"tasks": 2, "rates": {"a": [1.0]}}}, "'probe.rates.a' must be a list of 2, got [1.0]"),
-        ({"note": 3}, "'note' must be a text, got 3"),
-        ({"diverged": 3}, "'diverged' must be a text, got 3"),
-    ],
-)
-def test_what_was_edited_is_named(change: Any, message: str) -> None:
-    edited = change if not isinstance(change, dict) or not change else GOOD | change
-    with pytest.raises(RunError) as error:
-        result_of(Found, {"some-seed0": edited}, "some-seed0")
-    after = "; undo what was edited, or delete the file to do the job again"
-    assert str(error.value) == f"jobs/some-seed0/result.json: {message}{after}"
-
-
-def test_curves_have_a_value_for_each_point_of_the_grid() -> None:
-    names = ("sign_changes", "sign_changes_of_survivors", "near_zero_before", "near_zero_after")
-    edited = {"kept": [0.1, 1.0], "test": [0.5], "validation": [0.5, 0.6], "overlap": [0.5, 0.6]}
-    with pytest.raises(RunError, match=r"'test' must have 2 values, one for each of 'kept', got 1; undo"):
-        result_of(Pruned, {"k": edited | dict.fromkeys(names, 0.1)}, "k")
-
-
-# --- pages ----------------------------------------------------------------------------------------------------------
-
-
-def page_of(out: Path, preset: str, **changes: Any) -> Page:
-    config = replace(EXPERIMENTS["permuted-mnist"].presets[preset], **changes)
-    (out / "versions.json").write_text('{"torch": "2"}')
-    (out / "config.json").write_text(json.dumps({"experiment": "permuted-mnist", "preset": preset, "config": {}}))
-    drawn = pruning_curves([curve()], out / "a.svg", "Accuracy [raw]", caption="Below.")
-    section = Section("Accuracy", "Text.", [drawn], [accuracy_table()])
+def written(out: Path, preset: str = "cpu", **changes: Any) -> dict[str, Any]:
+    """What summary.json says of a page with everything."""
+    figure = Figure("a", pruning_curves, [curve()], title="Accuracy [raw]", caption="Below.")
+    sections = [Section("Accuracy", "Text.", [figure], [accuracy_table()])]
     headline = Headline("Powerprop | EPN", "97.5", "97.47")
-    return run_page(out, config, "Title", "Intro.", "Section 5.", [section], [Stat("gain", "+3")], headline)
+    page = Page("Title", "Intro.", sections, "Section 5.", [Stat("gain", "+3")], headline, {"gain": float("nan")})
+    write(page, run_of(out, preset, **changes))
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
 
 
-def test_a_page_shows_preset_command_settings_and_versions(tmp_path: Path) -> None:
-    page = page_of(tmp_path, "cpu", seeds=7)
-    assert page.command == "powerprop run permuted-mnist --preset cpu --seeds 7"
-    assert page.config["preset"] == "cpu"
-    assert page.config["alphas"] == [1.0, 1.375]
-    assert page.versions == {"torch": "2"}
-    text = page_markdown(page, tmp_path / "docs")
-    assert "```\npowerprop run permuted-mnist --preset cpu --seeds 7\n```" in text
-    assert "![Accuracy \\[raw\\]: test accuracy against weights kept. α = 2.0: " in text
-    assert "](a.svg)\n\n*Below.*" in text
-    assert f"{HEADLINE}| Powerprop \\| EPN | 97.5 | 97.47 |" in text
-    assert "**75.0" in text
+# --- summary.json ---------------------------------------------------------------------------------------------------
 
 
-def test_a_smoke_page_proves_that_it_runs_and_claims_nothing(tmp_path: Path) -> None:
-    page = page_of(tmp_path, "smoke")
-    assert page.intro.startswith("This is the preset `smoke`")
-    assert "proves that it runs" in page.intro
-    assert not page.stats
-    assert page.headline is None
-    text = page_markdown(page, tmp_path / "docs")
-    assert HEADLINE not in text
-    assert "**75.0" not in text
+def test_a_summary_has_preset_command_settings_and_numbers(tmp_path: Path) -> None:
+    summary = written(tmp_path, seeds=7)
+    assert summary["command"] == "powerprop run permuted-mnist --preset cpu --seeds 7"
+    assert (summary["preset"], summary["config"]["alphas"]) == ("cpu", [1.0, 1.375])
+    assert summary["headline"] == {"what": "Powerprop | EPN", "ours": "97.5", "paper": "97.47"}
+    assert summary["numbers"] == {"gain": None}, "JSON has no NaN"
+    (section,) = summary["sections"]
+    (line,) = section["figures"][0]["series"][0]
+    assert (line["label"], len(line["mean"]), line["n"]) == ("α = 2.0", 20, 3)
+    assert section["tables"][0]["rows"][1] == ["α = 2", Mean.of([0.7, 0.8]).data(), None]
+
+
+def test_versions_and_lost_jobs_are_those_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(toys.BREAK, "nan=0")
+    with toys.run_of(tmp_path) as run:
+        write(toys.main(run.config, run), run)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["versions"]["torch"] == next(iter(run.rows.values())).versions[0]["torch"]
+    jobs = summary["jobs"]
+    assert (jobs["done"], len(jobs["diverged"]), jobs["failed"]) == (4, 2, {})
+    assert jobs["diverged"]["train/alpha=1,seed=0"] == "the loss is nan at step 2"
+
+
+def test_whatever_is_drawn_is_plain_data() -> None:
+    assert data_of(Curve("a", 2.0, [1, 2], [[0.5, 1.0], [0.5, 0.0]])) == {
+        "label": "a", "x": [1, 2], "mean": [0.5, 0.5], "n": 2, "std": [0.0, pytest.approx(0.7071, abs=1e-4)],
+    }  # fmt: skip
+    assert data_of(Point("rigl", 0.1, Mean.of([0.5]))) == {"label": "rigl", "x": 0.1, "y": Mean.of([0.5]).data()}
+    assert data_of([Bars("a", 2.0, [Mean.of([0.5]), None])]) == [{"label": "a", "means": [Mean.of([0.5]).data(), None]}]
+    assert data_of({1: ["a", None], "b": (1.0, float("inf"))}) == {"1": ["a", None], "b": [1.0, None]}
+    assert numbers(np.zeros((200, 200))) == {"shape": [200, 200]}
+    assert numbers(np.zeros(3, dtype=bool)) == {"shape": [3]}
 
 
 @pytest.mark.parametrize(
@@ -124,50 +88,75 @@ def test_a_smoke_page_proves_that_it_runs_and_claims_nothing(tmp_path: Path) -> 
         ({"decay": ()}, " --decay"),
     ],
 )
-def test_the_command_has_what_differs_from_the_preset(changes: dict[str, Any], options: str) -> None:
-    config = replace(EXPERIMENTS["permuted-mnist"].presets["cpu"], **changes)
-    assert command("permuted-mnist", "cpu", config) == f"powerprop run permuted-mnist --preset cpu{options}"
+def test_the_command_has_what_differs_from_the_preset(changes: dict[str, Any], options: str, tmp_path: Path) -> None:
+    assert command(run_of(tmp_path, **changes)) == f"powerprop run permuted-mnist --preset cpu{options}"
 
 
-@pytest.mark.parametrize("content", ["null", "[]", "3", '{"experiment": 3, "preset": "cpu"}', "{}"])
-def test_a_config_file_that_was_edited_is_named(content: str, tmp_path: Path) -> None:
-    page_of(tmp_path, "cpu")
-    (tmp_path / "config.json").write_text(content)
-    config = EXPERIMENTS["permuted-mnist"].presets["cpu"]
-    with pytest.raises(RunError, match=r"config\.json.* must .*, got "):
-        run_page(tmp_path, config, "Title", "", "", [])
+# --- Markdown -------------------------------------------------------------------------------------------------------
+
+
+def test_the_markdown_of_a_run(tmp_path: Path) -> None:
+    text = markdown(written(tmp_path, seeds=7))
+    assert text.startswith(f"# Title\n\n{HEADLINE}| Powerprop \\| EPN | 97.5 | 97.47 |\n\nIntro.\n\nSection 5.\n\n")
+    assert "```\npowerprop run permuted-mnist --preset cpu --seeds 7\n```" in text
+    assert "![Accuracy \\[raw\\]: test accuracy against weights kept. α = 2.0: " in text
+    assert "](a.svg)\n\n*Below.*" in text
+    assert "**75.0" in text
+    assert "notes.md" not in text
+    assert "\npreset cpu, " in text
+
+
+def test_long_settings_are_shortened(tmp_path: Path) -> None:
+    summary = {**written(tmp_path), "config": {"grid": [*range(LONG + 1)], "alphas": [1, 2]}}
+    assert f"grid [0, 1, …, {LONG}] ({LONG + 1} values), alphas [1, 2]" in markdown(summary)
+
+
+def test_a_smoke_page_proves_that_it_runs_and_claims_nothing(tmp_path: Path) -> None:
+    summary = written(tmp_path, "smoke")
+    assert summary["intro"].startswith(PROVES)
+    assert (summary["stats"], summary["headline"]) == ([], None)
+    text = markdown(summary)
+    assert HEADLINE not in text
+    assert "75.0" in text
+    assert "**75.0" not in text
+
+
+def test_docs_of_a_run_have_its_pictures_and_link_its_notes(tmp_path: Path) -> None:
+    written(tmp_path / "run")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "notes.md").touch()
+    write_docs(tmp_path / "run", docs)
+    assert (docs / "a.svg").read_bytes() == (tmp_path / "run" / "figures" / "a.svg").read_bytes()
+    assert (docs / "summary.json").read_bytes() == (tmp_path / "run" / "summary.json").read_bytes()
+    assert "[Notes on this experiment](notes.md)" in (docs / "README.md").read_text()
+
+
+# --- the index ------------------------------------------------------------------------------------------------------
 
 
 def test_the_index_has_a_row_for_each_experiment(tmp_path: Path) -> None:
     for name, preset in (("permuted-mnist", "cpu"), ("split-mnist", "smoke")):
-        (tmp_path / name).mkdir()
-        page = page_of(tmp_path, preset)
-        (tmp_path / name / "README.md").write_text(page_markdown(page, tmp_path / name), encoding="utf-8")
-    rows = [line for line in index_markdown(tmp_path, [*EXPERIMENTS], "cpu").splitlines() if line.startswith("| [")]
-    assert rows == [
-        "| [Title](permuted-mnist/README.md) | Powerprop \\| EPN | 97.5 | 97.47 |",
+        written(tmp_path / "runs" / name, preset)
+        write_docs(tmp_path / "runs" / name, tmp_path / "docs" / name)
+    write_json(tmp_path / "docs" / "rotated-mnist" / "summary.json", {"title": "Nothing to claim", "headline": None})
+    assert index(tmp_path / "docs", FAMILIES, "cpu").splitlines()[-3:] == [
         "| [Title](split-mnist/README.md) | proves that it runs |  |  |",
+        "| [Title](permuted-mnist/README.md) | Powerprop \\| EPN | 97.5 | 97.47 |",
+        "| [Nothing to claim](rotated-mnist/README.md) |  |  |  |",
     ]
-    (tmp_path / "split-mnist" / "README.md").write_text("# Title\n\nNothing to compare.\n")
-    assert "| [Title](split-mnist/README.md) |  |  |  |\n" in index_markdown(tmp_path, ["split-mnist"], "cpu")
 
 
-def test_published_pages_show_preset_command_and_headline() -> None:
-    docs = Path(__file__).parent.parent / "docs" / "results"
-    index = (docs / "README.md").read_text(encoding="utf-8")
-    published = [name for name in EXPERIMENTS if (docs / name).is_dir()]
-    assert len(published) >= 12
-    for name in published:
-        text = (docs / name / "README.md").read_text(encoding="utf-8")
-        assert f"powerprop run {name} --preset cpu" in text, name
-        headline = text.partition(HEADLINE)[2].partition("\n")[0]
-        assert headline.count(" | ") == 2, name
-        assert f"({name}/README.md) {headline}\n" in index, name
+def test_the_published_index_is_made_of_the_published_summaries() -> None:
+    assert index(DOCS, [*FAMILIES, BENCHMARKS], "cpu") == (DOCS / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_picture_is_copied_with_its_page(tmp_path: Path) -> None:
-    page = page_of(tmp_path, "cpu")
-    page_markdown(page, tmp_path / "docs")
-    (image,) = page.sections[0].figures
-    assert isinstance(image, Image)
-    assert (tmp_path / "docs" / "a.svg").read_bytes() == image.path.read_bytes()
+@pytest.mark.parametrize("name", [name for name in FAMILIES if (DOCS / name).is_dir()])
+def test_published_pages_show_preset_command_and_headline(name: str) -> None:
+    text = (DOCS / name / "README.md").read_text(encoding="utf-8")
+    summary = json.loads((DOCS / name / "summary.json").read_text(encoding="utf-8"))
+    assert text.startswith(f"# {summary['title']}\n")
+    assert f"powerprop run {name} --preset " in text
+    headline = text.partition(HEADLINE)[2].partition("\n")[0]
+    assert headline.count(" | ") == (2 if summary["headline"] else 0)
+    assert f"({name}/README.md) {headline}" in (DOCS / "README.md").read_text(encoding="utf-8")

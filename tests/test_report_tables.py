@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from powerprop.report import Column, Mean, Table
-from reports import HOSTILE, accuracy_table
+from powerprop_paper.report import Column, Mean, Table
+from reports import HOSTILE, accuracy_table, html_of
 
 
 def test_mean_by_hand() -> None:
@@ -71,22 +71,22 @@ def test_markdown_by_hand() -> None:
 
 
 def test_html_marks_the_best_and_leaves_missing_paper_values_empty() -> None:
-    text = accuracy_table().to_html()
+    text = html_of(accuracy_table())
     assert '<td class="num"><strong>75.0 ± 7.1</strong></td><td class="num paper"></td>' in text
     assert text.count("<strong>") == 1
 
 
 def test_the_first_value_of_a_row_is_its_heading() -> None:
     """It is what stays in sight when the others scroll."""
-    assert '<tr><th scope="row">α = 1</th><td' in accuracy_table().to_html()
+    assert '<tr><th scope="row">α = 1</th><td' in html_of(accuracy_table())
 
 
 def test_tables_of_many_columns_are_set_smaller_and_may_have_empty_cells() -> None:
     wide = Table("t", [str(i) for i in range(9)], [["EWC", None, Mean.of([1.0, 2.0]), *[None] * 6]])
-    assert '<figure class="table many">' in wide.to_html()
+    assert '<figure class="table many">' in html_of(wide)
     crowded = Table("t", [str(i) for i in range(11)], [[None] * 11])
-    assert '<figure class="table crowded">' in crowded.to_html()
-    assert '<figure class="table">' in accuracy_table().to_html()
+    assert '<figure class="table crowded">' in html_of(crowded)
+    assert '<figure class="table">' in html_of(accuracy_table())
     assert "| EWC |  | 1.50 ± 0.71 |  |" in wide.to_markdown()
 
 
@@ -124,8 +124,8 @@ def test_numbers_and_text_are_shown_plainly() -> None:
 
 def test_hostile_text_is_escaped() -> None:
     table = Table(HOSTILE, [HOSTILE], [[HOSTILE], ["a\nb"]], HOSTILE)
-    assert "<script" not in table.to_html()
-    assert "&lt;script&gt;" in table.to_html()
+    assert "<script" not in html_of(table)
+    assert "&lt;script&gt;" in html_of(table)
     markdown = table.to_markdown()
     assert "\\<script\\>" in markdown
     assert "\\| \\*bold\\*" in markdown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,9 +12,10 @@ import pytest
 import torch
 
 import standin
-from powerprop import data
 from powerprop.cli import main
-from powerprop.train import load_checkpoint
+from powerprop_paper import data
+from powerprop_paper.train import load_checkpoint
+from toys import files
 
 STANDIN = Path(__file__).parent / "standin.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -26,8 +26,8 @@ def command(out: Path, workers: int) -> list[str]:
 
 
 def half_done(out: Path) -> list[Path]:
-    """Jobs that have a checkpoint and no result."""
-    return [file for file in out.glob("jobs/*/checkpoint.pt") if not (file.parent / "result.json").exists()]
+    """Jobs that have a checkpoint and no row."""
+    return [file for file in out.glob("jobs/*/*/checkpoint.pt") if not (file.parent / "row.json").exists()]
 
 
 def heed_interrupts() -> None:
@@ -41,7 +41,7 @@ def stop_in_the_middle(out: Path, number: signal.Signals, done: int) -> tuple[su
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(program, **pipes, text=True, preexec_fn=heed_interrupts)  # type: ignore[call-overload]
     deadline = time.monotonic() + 120
-    while not (half_done(out) and len(list(out.glob("jobs/*/result.json"))) >= done):
+    while not (half_done(out) and len(list(out.glob("jobs/*/*/row.json"))) >= done):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -87,7 +87,7 @@ def test_stopped_twice_and_resumed_is_bit_identical(
     process, workers = stop_in_the_middle(parts, signal.SIGINT, done=0)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "interrupted; the same command goes on from here" in errors
+    assert errors == "interrupted; the same command goes on from here\n"
     assert_gone(workers)
 
     kill_in_the_middle(parts)
@@ -95,15 +95,42 @@ def test_stopped_twice_and_resumed_is_bit_identical(
 
     assert main(command(parts, workers=1)) == 0
     assert f"Report: {parts / 'report.html'}" in capsys.readouterr().out
+    one, two = files(whole), files(parts)
+    assert one.keys() == two.keys()
+    jobs = [name for name in one if name.endswith("/row.json")]
+    assert len(jobs) == 6  # two α, two learning rates to choose from, one more seed each
+    assert [name for name in one if one[name] != two[name] and not name.endswith("checkpoint.pt")] == []
+    for name in jobs:
+        first, second = (load_checkpoint(out / name.replace("row.json", "checkpoint.pt")) for out in (whole, parts))
+        assert first["step"] == second["step"] == 40
+        assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"])
 
-    names = sorted(os.listdir(whole / "jobs"))
-    assert names == sorted(os.listdir(parts / "jobs"))
-    assert len(names) == 6  # two α, two learning rates to choose from, one more seed each
-    for name in names:
-        for file in ("metrics.jsonl", "result.json", "weights.safetensors"):
-            assert (whole / "jobs" / name / file).read_bytes() == (parts / "jobs" / name / file).read_bytes(), file
-        one, two = (load_checkpoint(out / "jobs" / name / "checkpoint.pt") for out in (whole, parts))
-        assert one["step"] == two["step"] == 40
-        assert one["model"].keys() == two["model"].keys()
-        assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
-    assert (whole / "summary.json").read_bytes() == (parts / "summary.json").read_bytes()
+    written = {path: path.stat().st_mtime_ns for path in parts.rglob("jobs/**/*")}
+    assert main(command(parts, workers=1)) == 0
+    assert {path: path.stat().st_mtime_ns for path in parts.rglob("jobs/**/*")} == written
+    assert files(parts) == two
+
+
+def test_a_damaged_checkpoint_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", standin.load)
+    arguments = [*command(tmp_path, workers=1), "--seeds", "1", "--alphas", "1", "--lrs", "0.5"]
+    assert main(arguments) == 0
+    before = files(tmp_path)
+    (job,) = tmp_path.glob("jobs/train/*")
+    (job / "row.json").unlink()
+    path = job / "checkpoint.pt"
+    content = bytearray(path.read_bytes())
+    content[100_000:104_096] = bytes(range(256)) * 16
+    path.write_bytes(content)
+    capsys.readouterr()
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"error: train/{job.name}: {path} is damaged or not a checkpoint (the content of ")
+    assert f"; delete {path} to start this training from its beginning" in error
+    path.unlink()
+    assert main(arguments) == 0
+    changed = {name for name, found in files(tmp_path).items() if found != before[name]}
+    assert changed <= {f"jobs/train/{job.name}/{path.name}"}

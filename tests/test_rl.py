@@ -5,6 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,20 +24,26 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop.cli import main
-from powerprop.continual import EWC, VCL, EfficientPackNet, Naive, diagonal_fisher
-from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.harness.runner import run
-from powerprop.experiments.rl import checkpoints
-from powerprop.experiments.rl.config import CRITICS, METHODS, PRESETS
-from powerprop.experiments.rl.measured import Measured, bootstrap
-from powerprop.experiments.rl.methods import Arm, make_agent
-from powerprop.experiments.rl.results import Evaluation, Learned
-from powerprop.rl import SAC, Policy, Replay, Settings, Transitions, interact, success_rate
-from powerprop.rl.clips import RenderingError, drawing, write_gif
-from powerprop.rl.envs import CONTINUAL_WORLD, OBSERVATIONS, MetaWorld, MissingMetaWorldError, task_name
-from powerprop.rl.networks import TwinCritic
-from powerprop.rl.policy import squashed
+from powerprop.continual import EfficientPackNet, Naive, diagonal_fisher
+from powerprop_paper import pages
+from powerprop_paper.cli import main
+from powerprop_paper.experiments import world
+from powerprop_paper.experiments.world import EXPERIMENTS, METHODS, PRESETS, Measured, Method, bootstrap, make_agent
+from powerprop_paper.rl import SAC, Paused, Policy, Replay, Settings, Transitions, interact, success_rate
+from powerprop_paper.rl.checkpoint import agent_state, load_agent
+from powerprop_paper.rl.clips import clip, write_gif
+from powerprop_paper.rl.envs import (
+    CONTINUAL_WORLD,
+    OBSERVATIONS,
+    MetaWorld,
+    MissingMetaWorldError,
+    RenderingError,
+    task_name,
+)
+from powerprop_paper.rl.networks import TwinCritic
+from powerprop_paper.rl.policy import squashed
+from powerprop_paper.run import Row, Rows, Run
+from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 
 SMALL = Settings(
     width=16, layers=2, batch=16, start=20, random_steps=20, train_every=10, updates=3, retrain_steps=3, examples=32
@@ -65,6 +76,12 @@ class Toy:
 
     def _seen(self) -> Any:
         return np.array([self.place, self.goal, 1.0])
+
+    def state(self) -> dict[str, Any]:
+        return {"place": self.place, "steps": self.steps, "draw": self.draw.bit_generator.state}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.place, self.steps, self.draw.bit_generator.state = state["place"], state["steps"], state["draw"]
 
 
 def toy_agent(actor: Any = Naive, **options: Any) -> SAC:
@@ -184,6 +201,8 @@ def test_an_update_moves_targets_by_half_a_percent() -> None:
 def test_the_fisher_information_of_a_policy_is_that_of_drawn_actions() -> None:
     generator = torch.Generator().manual_seed(0)
     model = nn.Linear(2, 4)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5, generator)  # no log σ so large that it is cut off
     x = torch.randn(6, 2, generator=generator)
     found = diagonal_fisher(model, [(x,)], Policy(lambda model, batch, task: torch.zeros(()), 2))
     _, log_std = model(x).detach().chunk(2, 1)
@@ -204,16 +223,29 @@ def test_it_learns() -> None:
 
 # --- methods ------------------------------------------------------------------------------------------------------
 
-TINY = replace(PRESETS["smoke"], steps=60, width=16, layers=2, memory=20, batch=16, start=20, random_steps=20,
-               train_every=10, updates=2, retrain_steps=2, examples=16)  # fmt: skip
+TINY = replace(PRESETS["smoke"], steps=60, width=16, start=20, random_steps=20, updates=2, retrain_steps=2, examples=16)
 
 
-@pytest.mark.parametrize("critic", CRITICS)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns_two_tasks(method: str, critic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents of the experiment act in toys; A-GEM remembers little."""
     monkeypatch.setitem(OBSERVATIONS, "full", np.arange(3))
-    monkeypatch.setattr("powerprop.experiments.rl.methods.ACTIONS", 2)
-    agent = make_agent(replace(TINY, critic=critic), Arm(method, 1.5 if "efficient" in method else 1.0), 0, "cpu")
+    monkeypatch.setattr(world, "ACTIONS", 2)
+    monkeypatch.setattr(world, "MEMORY", 20)
+
+
+def alpha_of(method: str) -> float:
+    return 1.5 if "efficient" in method else 1.0
+
+
+@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_two_tasks(method: str, protected: bool, toys: None) -> None:
+    if protected:  # critics that are not reset
+        strategy = world.strategy(TINY, method, alpha_of(method))
+        agent = SAC(3, 2, TINY.sac, actor=strategy, critic=strategy, reset_critic=False)
+    else:
+        agent = make_agent(TINY, method, alpha_of(method), 0, "cpu")
     before = [p.clone() for p in agent.actor.model.parameters()]
     for goal in (0.5, -0.5):
         learn(agent, goal)
@@ -221,6 +253,20 @@ def test_every_method_learns_two_tasks(method: str, critic: str, monkeypatch: py
     assert any(not torch.equal(a, b) for a, b in zip(before, agent.actor.model.parameters(), strict=False))
     assert all(torch.isfinite(p).all() for p in agent.actor.model.parameters())
     assert 0 <= success_rate(agent, Toy(0.5), 0, 2, 1) <= 1
+
+
+def test_packing_is_the_published_algorithm() -> None:
+    """A full network is trained on, as the paper does; it does not turn to masks over frozen weights."""
+    actor = make_agent(TINY, "efficient-packnet", 1.5, 0, "cpu").actor
+    assert isinstance(actor, EfficientPackNet)
+    assert (actor.when_full, actor.gamma, actor.grid, actor.optimizer.alpha) == ("train", None, (0.1,), 1.5)
+
+
+def test_the_numbers_of_soft_actor_critic_stand_once() -> None:
+    """The experiment has only those that its presets change, with the same defaults."""
+    paper = PRESETS["paper"].sac
+    assert paper == Settings()
+    assert PRESETS["cpu"].sac == Settings(random_steps=1_000, retrain_steps=3_000)
 
 
 @pytest.mark.parametrize("critic", [Naive, partial(EfficientPackNet, gamma=None, grid=(0.3,))])
@@ -257,71 +303,98 @@ def test_critics_are_reset_and_the_temperature_begins_anew() -> None:
 
 
 def state(agent: SAC) -> list[Tensor]:
-    return [p.detach().clone() for learner in (agent.actor, agent.critic) for p in learner.model.parameters()]
+    models = [p.detach().clone() for learner in (agent.actor, agent.critic) for p in learner.model.parameters()]
+    return [*models, *agent.log_temperatures]
 
 
-@pytest.mark.parametrize(
-    "actor",
-    [Naive, partial(EWC, strength=10.0), partial(EfficientPackNet, alpha=1.5, gamma=None, grid=(0.1,))],
-    ids=["naive", "ewc", "efficient-packnet"],
-)
-def test_resume_at_a_boundary_is_exact(actor: Any, tmp_path: Path) -> None:
-    agent, other = toy_agent(actor), toy_agent(actor)
+def saved(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """By way of the disk."""
+    save_checkpoint(path, state)
+    return load_checkpoint(path)
+
+
+def same(one: SAC, other: SAC) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(state(one), state(other), strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resume_between_tasks_is_exact(method: str, tmp_path: Path, toys: None) -> None:
+    agent, other = (make_agent(TINY, method, alpha_of(method), 0, "cpu") for _ in range(2))
     learn(agent)
-    checkpoints.save_boundary(tmp_path, agent, {"trained": [1.0]})
+    found = saved(tmp_path / "c.pt", agent_state(agent))
     learn(agent, -0.5)
-    assert checkpoints.load_boundary(tmp_path, other) == {"trained": [1.0]}
+    load_agent(other, found)
     learn(other, -0.5)
-    assert all(torch.equal(a, b) for a, b in zip(state(agent), state(other), strict=True))
-    assert other.temperature(0) == agent.temperature(0)
-    assert checkpoints.load_boundary(tmp_path / "empty", toy_agent()) == {}
+    assert same(agent, other)
 
 
-@pytest.mark.parametrize(
-    "actor",
-    [Naive, partial(VCL, examples=60, samples=1), partial(EfficientPackNet, alpha=1.5, gamma=None, grid=(0.1,))],
-    ids=["naive", "vcl", "efficient-packnet"],
-)
-def test_resume_inside_a_task_loses_the_episode_alone(actor: Any, tmp_path: Path) -> None:
-    agent, other = toy_agent(actor), toy_agent(actor)
-    for each in (agent, other):
-        learn(each)
-        each.begin(60)
-    interact(agent, Toy(-0.5), 30, seed=3)
-    checkpoints.save_inside(tmp_path, agent, 30, {"curve": []})
-    assert checkpoints.load_inside(tmp_path, other) == (30, {"curve": []})
-    for each in (agent, other):  # the same updates from the same replay
-        for _ in range(3):
-            each.update()
-    assert all(torch.equal(a, b) for a, b in zip(state(agent), state(other), strict=True))
-    assert torch.equal(agent.log_temperatures[-1], other.log_temperatures[-1])
-    interact(other, Toy(-0.5), 60, seed=4, done=30)
-    assert other.replay.seen == 60
+@pytest.mark.parametrize("at", [13, 30, 60], ids=["before any update", "in an episode", "at the end"])
+@pytest.mark.parametrize("method", METHODS)
+def test_resume_inside_a_task_is_exact(method: str, at: int, tmp_path: Path, toys: None) -> None:
+    """The second task is stopped in the middle of an episode; a new agent goes on, to the end of the task."""
+    kept: list[dict[str, Any]] = []
+    agent, other = (make_agent(TINY, method, alpha_of(method), 0, "cpu") for _ in range(2))
+    learn(agent)
+    environment = Toy(-0.5)
+
+    def save(here: Paused) -> None:
+        if here.step == at:
+            now = {"agent": agent_state(agent), "environment": environment.state(), "step": here.step}
+            kept.append(saved(tmp_path / "c.pt", {**now, "seen": torch.from_numpy(here.observation)}))
+
+    agent.begin(60)
+    interact(agent, environment, 60, seed=1, on_step=save)
+    agent.end()
+
+    [found], again = kept, Toy(-0.5)
+    load_agent(other, found["agent"])
+    again.load_state(found["environment"])
+    interact(other, again, 60, seed=1, paused=Paused(found["step"], found["seen"].numpy()))
     other.end()
-    other.begin()
-    assert checkpoints.load_inside(tmp_path, other) is None  # of a task that is over
+    assert same(agent, other)
+    assert torch.equal(agent.replay.rows[:60], other.replay.rows[:60])
+    assert again.state() == environment.state()
+
+
+def test_an_agent_that_learns_a_task_is_not_loaded_into() -> None:
+    agent, other = toy_agent(), toy_agent()
+    other.begin(60)
+    with pytest.raises(ValueError, match="the agent is learning task 0: load into one that is not"):
+        load_agent(other, agent_state(agent))
+
+
+def test_an_agent_that_diverged_is_not_saved() -> None:
+    agent = toy_agent()
+    agent.begin(60)
+    interact(agent, Toy(0.5), 30, seed=0)
+    agent.critic.tally.add(torch.tensor(float("nan")))
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        agent_state(agent)
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
 
 
+def ran(seed: int, trained: list[float], final: list[float], curve: Any = ()) -> Row:
+    result = {"curve": list(curve), "trained": trained, "packed": trained, "final": final, "moved": [0.25, 0.5]}
+    return Row({"method": "fine-tuning", "alpha": 1.0, "seed": seed, **result}, Path("nowhere"))
+
+
 def test_success_and_forgetting() -> None:
-    runs = [
-        Learned(seed, [], trained, trained, final, [0.0, 0.0], 1.0, 1.0, [])
-        for seed, trained, final in ((0, [1.0, 0.8], [0.2, 0.8]), (1, [0.6, 1.0], [0.6, 1.0]))
-    ]
-    measured = Measured(Arm("fine-tuning", 1.0), runs)
-    assert measured.success().mean == pytest.approx((0.5 + 0.8) / 2)
-    assert measured.forgetting().mean == pytest.approx((0.4 + 0.0) / 2)
-    assert measured.of_task(0) == pytest.approx((0.8, 0.8, 0.4))
+    rows = Rows([ran(0, [1.0, 0.8], [0.2, 0.8]), ran(1, [0.6, 1.0], [0.6, 1.0])])
+    measured = Measured(Method("fine-tuning"), rows)
+    assert measured.success.mean == pytest.approx((0.5 + 0.8) / 2)
+    assert measured.forgetting.mean == pytest.approx((0.4 + 0.0) / 2)
+    assert measured.of_task(0) == pytest.approx([0.8, 0.8, 0.4])
+    assert measured.moved == 0.25  # of the last task there is nothing to say
 
 
 def test_a_curve_begins_with_its_task() -> None:
-    way = [Evaluation(10, [0.2]), Evaluation(20, [0.4, 0.6])]
-    runs = [Learned(0, way, [1.0, 0.8], [1.0, 0.8], [0.2, 0.8], [0.0, 0.0], 1.0, 1.0, [])]
-    measured = Measured(Arm("fine-tuning", 1.0), runs)
-    assert measured.curve(0) == ([10, 20], [[0.2, 0.4]])
-    assert measured.curve(1) == ([20], [[0.6]])
+    way = [{"step": 10, "success": [0.2]}, {"step": 20, "success": [0.4, 0.6]}]
+    measured = Measured(Method("fine-tuning"), Rows([ran(0, [1.0, 0.8], [0.2, 0.8], way)]))
+    curves = [measured.curve(task) for task in (0, 1, 2)]
+    assert [(list(c.positions), c.runs.tolist()) for c in curves if c] == [([10, 20], [[0.2, 0.4]]), ([20], [[0.6]])]
+    assert curves[2] is None
 
 
 def test_bootstrap_intervals() -> None:
@@ -340,11 +413,11 @@ def test_bootstrap_intervals() -> None:
     ("change", "message"),
     [
         ({"methods": ("sgd",)}, "methods must be one of fine-tuning, a-gem"),
-        ({"kept": 0.0}, r"kept must be in \(0, 1\], got 0.0"),
         ({"reward": "v3"}, "reward must be one of v1, v2, got 'v3'"),
         ({"tasks": ()}, "tasks must be some"),
-        ({"critic": "none"}, "critic must be one of reset, protected, got 'none'"),
-        ({"discount": 1.0}, r"discount must be in \[0, 1\), got 1.0"),
+        ({"tasks": ("hammer", 3)}, "tasks must be a text, got 3"),
+        ({"start": 0}, "start must be at least 1, got 0"),
+        ({"alphas": (0.5,)}, "alphas must be at least 1, got 0.5"),
     ],
 )
 def test_bad_settings(change: dict[str, Any], message: str) -> None:
@@ -367,7 +440,6 @@ def scripted(environment: MetaWorld, policy: Any, seed: int) -> bool:
         assert not ended
         if info["success"]:
             return True
-    assert environment.steps == 200
     return False
 
 
@@ -397,8 +469,11 @@ def test_names_and_limits_of_tasks() -> None:
     with pytest.raises(ValueError, match="observation must be one of full, short, got 'long'"):
         MetaWorld("hammer", observation="long")
     environment = MetaWorld("reach")
-    with pytest.raises(RuntimeError, match="an episode has 200 steps"):
+    with pytest.raises(Exception, match=r"before calling env.reset\(\)"):
         environment.step(np.zeros(4))
+    for _ in range(2):
+        environment.reset()
+        assert [environment.step(np.zeros(4))[3] for _ in range(200)] == [False] * 199 + [True]
 
 
 @metaworld
@@ -411,11 +486,63 @@ def test_an_unknown_task_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def steps(environment: MetaWorld, actions: Any) -> list[Any]:
+    """What is seen and rewarded; after an episode the next one begins."""
+    found: list[Any] = []
+    for action in actions:
+        observation, reward, _, cut, info = environment.step(action)
+        found.append((observation.tobytes(), reward, info["success"]))
+        if cut:
+            found.append(environment.reset()[0].tobytes())
+    return found
+
+
+@metaworld
+@pytest.mark.parametrize("reward", ["v1", "v2"])
+@pytest.mark.parametrize("name", CONTINUAL_WORLD)
+def test_an_environment_goes_on_to_the_bit(name: str, reward: str, tmp_path: Path) -> None:
+    """Saved in the middle of its second episode, by way of the disk into a new one: the rest of it and the next."""
+    actions = np.random.default_rng(0).uniform(-1, 1, (420, 4))
+    whole, resumed = MetaWorld(name, reward), MetaWorld(name, reward)
+    whole.reset(seed=5)
+    steps(whole, actions[:270])
+    resumed.load_state(saved(tmp_path / "c.pt", whole.state()))
+    assert steps(resumed, actions[270:]) == steps(whole, actions[270:])
+    new = MetaWorld(name, reward)  # an evaluation depends on its seed alone, not on the episodes before
+    assert [each.reset(seed=6)[0].tobytes() for each in (new, whole)].count(new.reset(seed=6)[0].tobytes()) == 2
+    assert steps(new, actions[:9]) == steps(whole, actions[:9])
+
+
+@metaworld
+def test_a_state_of_another_task_is_refused() -> None:
+    environment = MetaWorld("reach")
+    environment.reset(seed=0)
+    with pytest.raises(ValueError, match="the saved environment is of 'reach', expected 'hammer'"):
+        MetaWorld("hammer").load_state(environment.state())
+
+
 @metaworld
 def test_a_machine_that_cannot_draw_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "nothing")
-    with pytest.raises(RenderingError, match="no frames can be drawn through nothing"), drawing(MetaWorld("reach")):
-        pass
+    with pytest.raises(RenderingError, match="no frames can be drawn through nothing"):
+        MetaWorld("reach").frame()
+    assert os.environ["MUJOCO_GL"] == "nothing"
+
+
+@metaworld
+def test_a_clip_shows_an_episode() -> None:
+    environment = MetaWorld("reach")
+    environment.reset(seed=0)
+    try:
+        environment.frame()
+    except RenderingError as error:
+        pytest.skip(str(error))
+    frames = clip(SAC(39, 4, SMALL), environment, 0, seed=1)
+    assert {frame.shape for frame in frames} == {(120, 160, 3)}
+    assert len(frames) <= 51
+    assert np.std(frames[0]) > 10
+    assert not np.array_equal(frames[0], frames[-1])
+    assert "MUJOCO_GL" not in os.environ
 
 
 def test_clips_are_animations(tmp_path: Path) -> None:
@@ -425,16 +552,80 @@ def test_clips_are_animations(tmp_path: Path) -> None:
         assert (found.size, found.n_frames) == ((8, 6), 3)
 
 
+# --- the experiment -----------------------------------------------------------------------------------------------
+
+
+def run(config: world.Config, out: Path) -> dict[str, Any]:
+    experiment = EXPERIMENTS["continual-world"]
+    with Run(experiment, "smoke", config, out, workers=1, console=Console(file=io.StringIO())) as run:
+        pages.write(experiment.main(config, run), run)
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
+
+
 @metaworld
 def test_the_experiment_at_smoke_scale(tmp_path: Path) -> None:
-    experiment, console = EXPERIMENTS["continual-world"], Console(file=io.StringIO())
-    findings = run(experiment, "smoke", PRESETS["smoke"], tmp_path, 1, console)
-    assert findings is not None
-    assert len(findings.table.rows) == 2
-    rows = json.loads((tmp_path / "summary.json").read_text())["rows"]
-    assert [row["method"] for row in rows] == ["fine-tuning", "efficient-packnet"]
-    assert rows[0]["moved"] > 0
-    assert rows[1]["moved"] == 0  # bit-identical
-    assert rows[1]["runs"][0]["used"] == pytest.approx(0.15, abs=0.06)
+    found = run(PRESETS["smoke"], tmp_path)
+    naive, packed = found["sections"][0]["tables"][0]["rows"]
+    assert [naive[0], packed[0]] == ["fine-tuning", "Powerprop + EfficientPackNet (α = 1.5)"]
+    assert float(naive[3]) > 0
+    assert packed[3] == "0"  # bit-identical
+    assert packed[4] == pytest.approx(0.15, abs=0.06)
+    assert found["numbers"]["success fine-tuning"][1:] == [None, None]  # of one seed there is no interval
     page = (tmp_path / "report.html").read_text()
     assert "data:image/gif" in page or "There are no clips" in page
+
+
+KILLED = [
+    "run", "continual-world", "--preset", "smoke", "--methods", "efficient-packnet", "--steps", "120",
+    "--evaluate-every", "60", "--checkpoint-every", "30", "--workers", "1",
+]  # fmt: skip
+
+
+@metaworld
+def test_killed_inside_a_task_and_resumed_is_bit_identical(tmp_path: Path) -> None:
+    """kill -9 in the middle of an episode, in the first task and in the second: the same bytes as without."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*KILLED, "--out", str(whole)]) == 0
+    for task in (0, 1):
+        kill_inside(task, parts)
+    assert main([*KILLED, "--out", str(parts)]) == 0
+    [one], [other] = (list(out.glob("jobs/learn/*")) for out in (whole, parts))
+    files = sorted(path.name for path in one.iterdir())
+    assert {"checkpoint.pt", "metrics.jsonl", "row.json"} <= set(files)
+    for name in (each for each in files if each != "checkpoint.pt"):  # whose pickle notes which strings were shared
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    for name in ("actor", "critic"):
+        found = [load_checkpoint(job / "checkpoint.pt")["agent"][name] for job in (one, other)]
+        assert found[0]["data"] == found[1]["data"]
+        assert all(torch.equal(tensor, found[1]["tensors"][n]) for n, tensor in found[0]["tensors"].items())
+    assert (whole / "summary.json").read_bytes() == (parts / "summary.json").read_bytes()
+
+
+def kill_inside(task: int, out: Path) -> None:
+    """Kill the run when it has been saved inside of this task, and before the task ends."""
+    program = [sys.executable, "-m", "powerprop", *KILLED, "--out", str(out)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while not is_inside(task, out):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert is_inside(task, out)
+
+
+def is_inside(task: int, out: Path) -> bool:
+    """True if the checkpoint is of this task and not of its end."""
+    found = [load_checkpoint(path) for path in out.glob("jobs/learn/*/checkpoint.pt")]
+    there = [(len(each["records"]["packed"]), each["inside"]["step"]) for each in found if each["inside"]]
+    return any(at == task and step < 120 for at, step in there)
+
+
+@metaworld
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt is damaged .*; delete .* to begin this agent anew"):
+        world.learn(PRESETS["smoke"], tmp_path, lambda done, values: None, "fine-tuning", 1.0, 0)

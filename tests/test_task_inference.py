@@ -3,57 +3,70 @@
 from __future__ import annotations
 
 import html
-import io
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
-import standin
-from powerprop import data
-from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.harness.runner import run
-from powerprop.experiments.inference.config import PRESETS
-from powerprop.experiments.inference.streams import FOREIGN, foreign, make_stream
-from powerprop.experiments.inference.train import jobs
+import runs
+from powerprop_paper import data
+from powerprop_paper.experiments.inference import EXPERIMENTS, FOREIGN, METHODS, PRESETS, ask, foreign, make_stream
 
 SMOKE = PRESETS["smoke"]
 
 
-def load(name: str) -> data.Images:
-    """The stand-in images for digits and letters alike, small."""
-    images = standin.load("mnist")
-    x, y, test_x, test_y = images.train_x[:3000], images.train_y[:3000], images.test_x[:600], images.test_y[:600]
-    return data.Images(name, x, y, test_x, test_y, images.class_names)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fell to"),  # a few steps in a network of this size
+    pytest.mark.filterwarnings("ignore:.*no sub-network of"),
+]
 
 
 @pytest.fixture(autouse=True)
 def images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(data, "load", runs.digits)
 
 
-@pytest.mark.filterwarnings("ignore:.*fell to")  # a few steps in a network of this size
-@pytest.mark.filterwarnings("ignore:.*no sub-network of")
 def test_smoke(tmp_path: Path) -> None:
-    run(EXPERIMENTS["task-inference"], "smoke", SMOKE, tmp_path, 1, Console(file=io.StringIO()))
-    summary = json.loads((tmp_path / "summary.json").read_text())["runs"]
-    assert set(summary) == {job.key for job in jobs(SMOKE, {})}
-    for key, found in summary.items():
-        assert ("oneshot-superfluous" in found["rates"]) == ("-5-" in key)
-        assert {"exhaustive", "shortlist", "shortlist, means per class", "oneshot", "binary"} <= set(found["rates"])
-        assert all(0 <= rate <= 1 for of in found["rates"].values() for rate in of.values())
-        assert all(set(of) == {"known", *FOREIGN} for of in found["unknown"].values())
+    summary = runs.run_smoke(EXPERIMENTS["task-inference"], tmp_path)
+    for stream in SMOKE.streams:
+        rows = runs.table(summary, f"Right task, {stream}")
+        by_hand = [(inputs, str(more)) for inputs in SMOKE.inputs for more in SMOKE.superfluous]
+        assert list(dict.fromkeys((row["inputs"], row["superfluous"]) for row in rows)) == by_hand
+        assert {row["method"] for row in rows if row["superfluous"] == "0"} == set(METHODS)
+        assert {"oneshot-superfluous", *METHODS} < {row["method"] for row in rows if row["superfluous"] == "5"}
+        assert all(0 <= row[images]["mean"] <= 1 for row in rows for images in ("1 image", "16 images"))
+    flagged = runs.table(summary, "Flagged as unknown")
+    assert len(flagged) == len(SMOKE.streams) * len(SMOKE.inputs) * 3
+    assert all(0 <= row[kind]["mean"] <= 1 for row in flagged for kind in ("known (false alarms)", *FOREIGN))
     page = html.unescape((tmp_path / "report.html").read_text())
     assert "which the paper's method does not have" in page
     assert "false alarms" in page
 
 
+def test_stopped_after_a_task_and_resumed(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"stream": "permuted", "inputs": "plain", "superfluous": 0, "seed": 0}
+
+    def asked(name: str, progress: Callable[[float, dict[str, float]], None]) -> dict[str, Any]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return ask(SMOKE, tmp_path / name, progress, **settings)
+
+    def stop(done: float, values: dict[str, float]) -> None:
+        if values["task"] == 2:
+            raise KeyboardInterrupt
+
+    whole = asked("whole", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        asked("parts", stop)
+    assert asked("parts", lambda *_: None) == whole
+    first, second = ((tmp_path / name / "learner.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert first == second
+
+
 def test_standardised_inputs_have_no_mean() -> None:
-    mnist = load("mnist")
+    mnist = runs.digits("mnist")
     for kind in ("permuted", "rotated", "split"):
         stream = make_stream(SMOKE, kind, "standardised", 0, mnist)
         for task in (stream[0], stream[2]):
@@ -63,7 +76,7 @@ def test_standardised_inputs_have_no_mean() -> None:
 
 
 def test_foreign_inputs_are_prepared_as_the_tasks_are() -> None:
-    mnist = load("mnist")
+    mnist = runs.digits("mnist")
     plain, standard = (make_stream(SMOKE, "permuted", inputs, 0, mnist)[0] for inputs in ("plain", "standardised"))
     found, prepared = (foreign(SMOKE, task, mnist, 0) for task in (plain, standard))
     assert list(found) == list(FOREIGN)
@@ -77,11 +90,11 @@ def test_foreign_inputs_are_prepared_as_the_tasks_are() -> None:
     [
         ({"streams": ("mixed",)}, "streams must be one of permuted, rotated, split, got 'mixed'"),
         ({"inputs": ()}, r"inputs must be some, each once, got \(\)"),
-        ({"rate": 0.0}, r"rate must be in \(0, 1\), got 0\.0"),
+        ({"tasks": 1}, "tasks must be at least 2, got 1"),
         ({"superfluous": (-1,)}, "superfluous must be at least 0, got -1"),
-        ({"groups": (0,)}, "group must be at least 1, got 0"),
+        ({"groups": (0,)}, "groups must be at least 1, got 0"),
         ({"prunings": 9}, "prunings times pruning_steps must be at most 6, the retrain_steps, got 18"),
-        ({"gamma": 2.0}, r"gamma must be in \(0, 1\], got 2\.0"),
+        ({"gamma": 2.0}, r"gamma must be at most 1, got 2\.0"),
         ({"alpha": 0.5}, r"alpha must be at least 1, got 0\.5"),
         ({"lr": 0.0}, r"lr must be above 0, got 0\.0"),
     ],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop import Powerprop, Static
-from powerprop.train import (
+from powerprop_paper.train import (
     CheckpointError,
     MetricsLog,
     NonFiniteError,
@@ -21,7 +21,7 @@ from powerprop.train import (
     read_metrics,
     save_checkpoint,
 )
-from powerprop.train.precision import Precision
+from powerprop_paper.train.precision import Precision
 
 
 class RandomBatches:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from powerprop.experiments.harness.display import Bars, Lines, display_for, note
-from powerprop.experiments.harness.parallel import Failure, Progress, Work, default_workers, run_all
+from powerprop_paper.display import Bars, Lines, display_for, note
+from powerprop_paper.pool import Failure, Progress, Work, default_workers, run_all
 
 
 class Silent:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
+import runs
 import standin
-from powerprop import data
-from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.boundaries.measure import Match, match, overlaps
-from powerprop.experiments.boundaries.report import ARMS, around_changes, counts, main_table, where_begun
-from powerprop.experiments.boundaries.results import Streamed
-from powerprop.experiments.boundaries.train import PRESETS, batches_of, jobs, learning, run_job, task_lengths
-from powerprop.experiments.harness.runner import run
+from powerprop_paper import data
+from powerprop_paper.experiments.boundaries import (
+    ARMS,
+    BATCH,
+    EXPERIMENTS,
+    PRESETS,
+    Match,
+    around_changes,
+    batches_of,
+    counts,
+    learn,
+    main_table,
+    match,
+    overlaps,
+    task_lengths,
+    where_begun,
+)
+from powerprop_paper.folder import read_row
+from powerprop_paper.run import Row, Rows
 
 SMOKE = PRESETS["smoke"]
 
@@ -30,11 +40,9 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_smoke(tmp_path: Path) -> None:
-    findings = run(EXPERIMENTS["unknown-boundaries"], "smoke", SMOKE, tmp_path, 1, Console(file=io.StringIO()))
-    assert findings is not None
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert list(summary["arms"]) == list(ARMS)
-    found, told, frugal = (summary["arms"][arm]["runs"][0] for arm in ARMS)
+    summary = runs.run_smoke(EXPERIMENTS["unknown-boundaries"], tmp_path)
+    folder = tmp_path / "jobs" / "learn"
+    found, told, frugal = (read_row(folder / f"arm={arm},seed=0", {"arm": arm, "seed": 0})["result"] for arm in ARMS)
     assert found["true"] == told["true"] == frugal["true"]
     assert 0 < frugal["used"] < found["used"]
     assert found["missed"] == found["false"] == []
@@ -48,13 +56,14 @@ def test_smoke(tmp_path: Path) -> None:
     assert "proves that it runs" in html
     assert "Of 2 alarms, 2 named the very first batch of the new task." in html
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"stream.svg", "change.svg"}
+    assert [row["0"] for row in runs.table(summary, "Boundaries")] == list(ARMS.values())
 
 
 def test_the_same_seed_gives_the_same_result(tmp_path: Path) -> None:
     config = replace(SMOKE, tasks=2, width=20, test=64)
     heard: list[float] = []
     first, second = (
-        run_job(config, jobs(config, {})[0], tmp_path, lambda done, values: heard.append(done)) for _ in range(2)
+        learn(config, tmp_path, lambda done, values: heard.append(done), arm="found", seed=0) for _ in range(2)
     )
     assert first == second
     assert len(first["losses"]) == sum(first["lengths"])
@@ -66,9 +75,9 @@ def test_lengths_and_batches_come_from_the_seed() -> None:
     assert (min(lengths), max(lengths)) == (SMOKE.shortest, SMOKE.longest)
     assert task_lengths(SMOKE, 0) == task_lengths(SMOKE, 0) != task_lengths(SMOKE, 1)
     stream = data.permuted(standin.made_up("mnist"), 2, 0, validation=0)
-    tasks, x, _ = zip(*batches_of(SMOKE, stream, [2, 3], 0), strict=True)
+    tasks, x, _ = zip(*batches_of(stream, [2, 3], 0), strict=True)
     assert tasks == (0, 0, 1, 1, 1)
-    assert all(part.shape == (SMOKE.batch, 1, 28, 28) for part in x)
+    assert all(part.shape == (BATCH, 1, 28, 28) for part in x)
     assert not torch.equal(x[0].flatten(1).sort(1).values, x[2].flatten(1).sort(1).values)
 
 
@@ -99,7 +108,7 @@ def test_batches_that_true_and_found_tasks_share() -> None:
 
 def test_who_learns_nothing_notices_nothing(tmp_path: Path) -> None:
     config = replace(SMOKE, tasks=2, lr=1e-6, retrain_steps=0, prunings=0, width=20, test=64)
-    found = run_job(config, jobs(config, {})[0], tmp_path, lambda done, values: None)
+    found = learn(config, tmp_path, lambda done, values: None, arm="found", seed=0)
     assert found["found"] == found["false"] == []
     assert found["missed"] == found["true"] == found["lengths"][:1]
     # The only task found is that of the longer true one; images of the other cannot have their task inferred.
@@ -109,23 +118,23 @@ def test_who_learns_nothing_notices_nothing(tmp_path: Path) -> None:
     assert found["inferred"][longer] == found["given"][longer]
 
 
-def result(found: list[tuple[int, int]], **values: Any) -> Streamed:
+def result(found: list[tuple[int, int]], **values: Any) -> Row:
     """What a job says of a stream of two tasks of thirty batches."""
     made = match([30], [noticed for noticed, _ in found], 5)._asdict()
     said = {
         "seed": 0, "true": [30], "found": found, **made, "given": [0.9, 0.8], "inferred": [0.9, 0.7], "used": 0.1,
         "losses": [float(i >= 30) for i in range(60)],
     }  # fmt: skip
-    return Streamed(**(said | values))
+    return Row(said | values, Path())
 
 
 def test_the_table_by_hand() -> None:
-    runs = [result([(32, 30)]), result([(20, 18), (34, 29)], given=[0.7, 0.8])]
-    found, missed, false, delay = counts(runs)
+    rows = Rows([result([(32, 30)]), result([(20, 18), (34, 29)], given=[0.7, 0.8])])
+    found, missed, false, delay = counts(rows)
     assert [cell.mean for cell in (found, missed, false, delay) if cell is not None] == [1.0, 0.0, 0.5, 3.0]
-    assert counts([result([])])[3] is None
-    assert where_begun(runs) == "Of 3 alarms, 1 named the very first batch of the new task."
-    table = main_table(replace(SMOKE, tasks=2), {"found": runs, "told": runs[:1], "frugal": runs[:1]})
+    assert counts(Rows([result([])]))[3] is None
+    assert where_begun(rows) == "Of 3 alarms, 1 named the very first batch of the new task."
+    table = main_table(replace(SMOKE, tasks=2), {"found": rows, "told": Rows(rows[:1]), "frugal": Rows(rows[:1])})
     assert [row[0] for row in table.rows] == list(ARMS.values())
     assert table.rows[0][5].mean == pytest.approx(0.8)  # type: ignore[union-attr]
     assert list(table.rows[1][1:5]) == [None] * 4
@@ -138,13 +147,14 @@ def test_losses_around_a_change() -> None:
 
 def test_bad_settings() -> None:
     for change, message in (
-        ({"shortest": 150}, "1 <= shortest <= longest, got 150 and 140"),
-        ({"least": 101}, r"least must be at most 100 \(the shortest task\), got 101"),
+        ({"shortest": 150}, "expected shortest <= longest, got 150 and 140"),
+        ({"min_length": 101}, r"min_length must be at most 100 \(the shortest task\), got 101"),
         ({"group": 0}, "group must be at least 1, got 0"),
         ({"alpha": 0.5}, r"alpha must be at least 1, got 0\.5"),
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
+        ({"images": 63}, r"images must be at least 64 \(the batch\), or 0 for all, got 63"),
         ({"decay": ("pruning",)}, "decay must be one of training, retraining, got 'pruning'"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMOKE, **change)  # type: ignore[arg-type]
-    assert learning(SMOKE).lr == SMOKE.lr
+    assert SMOKE.told().lr == SMOKE.lr

@@ -1,7 +1,8 @@
 """Kills, full disks, damaged files and rivals: does the same command always end in the same bytes?
 
 `make chaos` runs all of it. A run of each family of experiments at its smallest is left alone once. Then it is struck,
-the same command is given again, and everything in its folder is compared with the run that was left alone.
+the same command is given again, and everything in its folder is compared with the run that was left alone, but for the
+times that jobs took.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,16 @@ import torch
 from faults import DISK_STAGES, STAGES, Faults, StepOrFraction
 
 from powerprop.cli import main
-from powerprop.experiments.harness.records import FOR_RESUMING
-from powerprop.report.style import matplotlib
-from powerprop.train import load_checkpoint
+from powerprop_paper.folder import FOR_RESUMING, LOCK, ROW, TIMES
+from powerprop_paper.report.style import matplotlib
+from powerprop_paper.train import load_checkpoint
 
 LONGEST = 240.0
 """Seconds after which a run counts as hanging."""
 PROGRAM = Path(__file__).parent / "families.py"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+CLOCK = (LOCK, TIMES)
+"""Files that tell nothing, or what the clock said."""
 Damage = Callable[[bytes, random.Random], bytes]
 
 
@@ -51,6 +56,14 @@ class Ended:
     def clean(self) -> bool:
         """Done, or an end in a few lines of plain words."""
         return self.code == 0 or (0 < len(self.errors.splitlines()) <= 4 and "Traceback" not in self.errors)
+
+    def stopped_by(self, number: signal.Signals) -> bool:
+        """Done, or ended as this signal ends a command: Ctrl-C in one line, the others without a word."""
+        if self.code == 0:
+            return True
+        if number == signal.SIGINT:
+            return (self.code, self.errors) == (130, "interrupted; the same command goes on from here\n")
+        return (self.code, self.errors) == (-number, "")
 
 
 @dataclass
@@ -104,29 +117,34 @@ class Chaos:
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def run(self, out: Path, faults: Faults | None = None, kill_after: float | None = None) -> Ended:
-        """The command in a fork of this process, which has imported everything; killed after some seconds."""
+    def run(
+        self, out: Path, faults: Faults | None = None, after: float = LONGEST, number: signal.Signals = signal.SIGKILL
+    ) -> Ended:
+        """The command in a fork of this process, which has imported everything; it gets a signal after some seconds."""
         errors = self.place / "errors.txt"
         pid = os.fork()
         if pid == 0:
             self._in_fork(out, errors, faults)
-        deadline = time.monotonic() + (LONGEST if kill_after is None else kill_after)
+        deadline = time.monotonic() + after
         while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:
             if time.monotonic() >= deadline:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
                 done = os.waitpid(pid, 0)
                 break
             time.sleep(0.002)
         return Ended(os.waitstatus_to_exitcode(done[1]), errors.read_text() if errors.exists() else "")
 
     def _in_fork(self, out: Path, errors: Path, faults: Faults | None) -> None:
-        code = 70
+        code = 0  # a signal before the command begins is none
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             with open(errors, "wb") as file, open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), 1)
                 os.dup2(file.fileno(), 2)
                 if faults is not None:
                     faults.install()
+                code = 70
                 code = main(families.command(self.family, out))
                 if faults is not None:
                     faults.finish()
@@ -137,7 +155,8 @@ class Chaos:
         """The command as a process of its own, with worker processes."""
         data = os.environ["POWERPROP_DATA"]
         program = [sys.executable, str(PROGRAM), data, *families.command(self.family, out, workers)]
-        return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        return subprocess.Popen(program, **pipes, text=True, preexec_fn=heed_interrupts)  # type: ignore[call-overload]
 
     def fresh(self) -> Path:
         """A folder that is not there yet."""
@@ -162,14 +181,15 @@ class Chaos:
     # --- troubles ---------------------------------------------------------------------------------------------------
 
     def random_kills(self, count: int) -> None:
-        """Killed once to three times at random moments."""
-        for _ in range(count):
+        """Interrupted, terminated and killed, once to three times at random moments."""
+        for turn in range(count):
             if not self.time_left:
                 return
-            out = self.fresh()
+            out, number, complaint = self.fresh(), SIGNALS[turn % 3], ""
             for _ in range(self.chance.choice((1, 1, 2, 3))):
-                self.run(out, kill_after=self.chance.uniform(0, self.seconds))
-            self.settle("killed at random moments", out)
+                ended = self.run(out, after=self.chance.uniform(0, self.seconds), number=number)
+                complaint = complaint or ("" if ended.stopped_by(number) else f"after {number.name}: {ended}")
+            self.settle(f"{number.name} at random moments", out, complaint)
 
     def kills_in_writes(self, most: int) -> None:
         """Killed in every stage of writing every kind of file."""
@@ -228,7 +248,7 @@ class Chaos:
             for base in (self.whole, half)
             for path in sorted(base.rglob("*"))
             for name in DAMAGES
-            if path.is_file() and path.name != ".lock"
+            if path.is_file() and path.name != LOCK
         ]
         self.chance.shuffle(cases)
         for base, path, name in cases[:most]:
@@ -238,7 +258,7 @@ class Chaos:
 
     def half_done(self) -> Path:
         """A run that was killed when it had put a file to resume from in its place for the second time."""
-        kind = next((k for k in FOR_RESUMING if ("replaced", k) in self.moments), "result.json")
+        kind = next((k for k in sorted(FOR_RESUMING) if ("replaced", k) in self.moments), ROW)
         out = self.place / f"{self.family}-half"
         self.run(out, Faults(StepOrFraction("replaced", kind, min(2, self.moments["replaced", kind]))))
         return out
@@ -257,26 +277,29 @@ class Chaos:
             if not ended.clean or str(out / path) not in ended.errors:
                 complaint = complaint or f"{what}: {ended}"
             follow_advice(ended.errors, out, out / path, content)
-        # A finished job never reads again what it would resume from.
-        spared = str(path) if path.name in FOR_RESUMING and (base / path).with_name("result.json").exists() else ""
+        # Of a finished job its row is read, and what the page shows; the rest is left as it is.
+        finished = path.name != ROW and (base / path).with_name(ROW).exists()
+        spared = str(path) if finished else ""
         self.settle("damaged files", out, complaint, spared)
 
     def processes(self, count: int) -> None:
-        """Real processes with two workers: the parent is killed, a worker is killed, two work on one folder."""
+        """Real processes with workers: the parent is stopped, a worker is killed, two work on one folder."""
         for turn in range(count):
             if not self.time_left:
                 return
-            (self.parent_killed, self.worker_killed, self.rivals)[turn % 3]()
+            (partial(self.parent_stopped, SIGNALS[turn // 3 % 3]), self.worker_killed, self.rivals)[turn % 3]()
 
-    def parent_killed(self) -> None:
+    def parent_stopped(self, number: signal.Signals) -> None:
         out = self.fresh()
-        process = self.start(out, workers=2)
+        process = self.start(out, workers=self.chance.choice((2, 3)))
         workers = wait_for_workers(process, out)
         time.sleep(self.chance.uniform(0, self.seconds))
-        process.kill()
-        process.communicate()
+        process.send_signal(number)
+        _, errors = process.communicate()
         orphans = [pid for pid in workers if lives(pid, seconds=20)]
-        self.settle("parent of workers killed", out, f"workers live on: {orphans}" if orphans else "")
+        fine = not orphans and Ended(process.returncode, errors).stopped_by(number)
+        complaint = f"{number.name}: {process.returncode} {errors.strip()[-300:]}, workers that live on: {orphans}"
+        self.settle("parent of workers stopped", out, "" if fine else complaint)
 
     def worker_killed(self) -> None:
         out = self.fresh()
@@ -335,7 +358,7 @@ def snapshot(out: Path) -> dict[str, Any]:
     """The content of every file of a run; of a checkpoint all but the state of the process's random numbers."""
     found: dict[str, Any] = {}
     for path in sorted(out.rglob("*")):
-        if path.is_file() and path.name != ".lock":
+        if path.is_file() and path.name not in CLOCK:
             found[str(path.relative_to(out))] = path.read_bytes()
     for name in found:
         if name.endswith("checkpoint.pt"):
@@ -362,13 +385,18 @@ def same(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
+def heed_interrupts() -> None:
+    """A shell that starts this in the background makes its children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def wait_for_workers(process: subprocess.Popen[str], out: Path) -> list[int]:
     """The worker processes, once a job has begun."""
     deadline = time.monotonic() + LONGEST
     while process.poll() is None and time.monotonic() < deadline:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         pids = [int(pid) for pid in children.read_text().split()] if children.exists() else []
-        if pids and list(out.glob("jobs/*/job.json")):
+        if pids and list(out.glob("jobs/*/*/*.json")):
             return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         time.sleep(0.01)
     return []

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from powerprop import data
 from powerprop.cli import main
-from powerprop.data import Images
-from powerprop.experiments import EXPERIMENTS
+from powerprop_paper import data
+from powerprop_paper.data import Images
+from powerprop_paper.experiments import world
+from powerprop_paper.experiments.baselines import strategies
+from powerprop_paper.experiments.catalogue import find
 
 PRESET = "tiny"
 FAMILIES = {
@@ -29,20 +32,70 @@ FAMILIES = {
     "sparse": "sparse-training",
     "imagenet": "imagenet",
     "continual": "permuted-mnist",
+    "strategies": "split-mnist-strategies",
+    "generative": "generative",
     "boundaries": "unknown-boundaries",
+    "inference": "task-inference",
+    "world": "continual-world",
 }
 """The experiment that stands for each family."""
 TINY: dict[str, dict[str, Any]] = {
-    "mnist-oneshot": {"seeds": 1, "steps": 12, "every": 4, "lrs": (0.2, 0.5), "train": 300, "validation": 100},
+    "mnist-oneshot": {"seeds": 1, "steps": 12, "checkpoint_every": 4, "train": 300, "validation": 100, "test": 100},
     "sparse-training": {
-        "rows": ("dense", "pp-topkast-50", "rigl"), "columns": ("uniform 0.9",), "seeds": 1, "steps": 8, "every": 3,
-        "multipliers": (), "extended": (), "train": 300, "validation": 100, "test": 100, "batch": 20,
+        "methods": ("dense", "pp-topkast-50", "rigl"), "sparsities": ("uniform 0.9",), "seeds": 1, "steps": 8,
+        "checkpoint_every": 3, "cycles": (), "extended": (), "train": 300, "validation": 100, "test": 100, "batch": 20,
     },
-    "imagenet": {"cells": ("dense",), "steps": 4, "every": 2, "crop": 16, "resize": 16, "points": 2},
+    "imagenet": {"cells": ("dense",), "steps": 4, "checkpoint_every": 2, "crop": 16, "resize": 16, "points": 2},
     "permuted-mnist": {"tasks": 2, "width": 16, "images": 500, "validation": 100, "steps": 6},
+    "split-mnist-strategies": {
+        "strategies": ("Naive", "SI"), "powerprop": (), "si_strengths": (1.0,), "images": 500, "validation": 100,
+        "epochs": 0.2,
+    },
+    "generative": {"tasks": 2, "images": 400, "validation": 50, "steps": 4, "retrain_steps": 2, "strengths": (1.0,)},
     "unknown-boundaries": {"tasks": 2, "width": 16, "images": 500, "shortest": 45, "longest": 50},
+    "task-inference": {
+        "streams": ("permuted",), "superfluous": (0,), "tasks": 2, "steps": 4, "retrain_steps": 2, "pruning_steps": 1,
+        "width": 16, "images": 400, "validation": 100, "probe_images": 16, "inputs": ("plain",),
+    },
+    "continual-world": {
+        "tasks": ("left", "right"), "steps": 40, "retrain_steps": 2, "random_steps": 10, "evaluate_every": 20,
+        "start": 10, "width": 16, "examples": 16, "checkpoint_every": 15,
+    },
 }  # fmt: skip
 """What differs from the preset `smoke`."""
+
+
+class Arm:
+    """Stands in for the simulated arm: a point on a line that must come to one of its ends; 25 steps."""
+
+    def __init__(self, name: str, reward: str, observation: str) -> None:
+        self.name, self.goal = name, {"left": -0.8, "right": 0.8}[name]
+        self.draw, self.place, self.steps = np.random.default_rng(0), 0.0, 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        self.draw = self.draw if seed is None else np.random.default_rng(seed)
+        self.place, self.steps = self.draw.uniform(-1, 1), 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.place, self.steps = float(np.clip(self.place + 0.2 * action[0], -1, 1)), self.steps + 1
+        away = abs(self.place - self.goal)
+        return self.seen(), -away, False, self.steps == 25, {"success": float(away < 0.1)}
+
+    def seen(self) -> Any:
+        return np.linspace(self.place, self.goal, 39, dtype=np.float32)
+
+    def state(self) -> dict[str, Any]:
+        return {"place": self.place, "steps": self.steps, "draw": self.draw.bit_generator.state}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.place, self.steps, self.draw.bit_generator.state = state["place"], state["steps"], state["draw"]
+
+    def frame(self) -> Any:
+        return np.full((8, 8, 3), int(100 + 100 * self.place), np.uint8)
+
+    def close(self) -> None:
+        pass
 
 
 def made_up(name: str, *, download: bool = True) -> Images:
@@ -75,13 +128,21 @@ def blank(figure: Figure, file: Any, **options: Any) -> None:
 def add_presets(setitem: Callable[[dict[str, Any], str, Any], None]) -> None:
     """Give every family the preset `tiny`."""
     for name, changes in TINY.items():
-        presets = EXPERIMENTS[name].presets
+        presets: Any = find(name).presets
         setitem(presets, PRESET, replace(presets["smoke"], **changes))
+
+
+def stand_in(setattr: Callable[[Any, str, Any], None]) -> None:
+    """The made-up images, the stand-in of the arm, and a clock that stands still: a page shows how long jobs took."""
+    setattr(data, "load", made_up)
+    setattr(world, "MetaWorld", Arm)
+    setattr(world, "task_name", str)
+    setattr(strategies, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 def install(root: Path) -> None:
     """Give this process the made-up data, pictures that take no time, and the preset `tiny` of every family."""
-    data.load = made_up  # type: ignore[assignment]
+    stand_in(setattr)
     Figure.savefig = blank  # type: ignore[method-assign]
     os.environ["POWERPROP_DATA"] = str(root)
     add_presets(dict.__setitem__)

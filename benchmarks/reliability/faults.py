@@ -15,7 +15,7 @@ from typing import Any
 
 from powerprop import files
 from powerprop.files import TEMPORARY
-from powerprop.train.log import MetricsLog
+from powerprop_paper.train.log import MetricsLog
 
 STAGES = ("half", "fsync", "replace", "replaced", "line")
 """Half of the bytes are written; all are, not yet on the disk; not yet in place; in place; half a line of metrics."""

@@ -31,13 +31,13 @@ import torch
 from chaos import same
 from damage import damaged, edited, rezipped
 from kinds import TARGETS
+from powerprop_paper.experiments.harness.experiment import RunError
+from powerprop_paper.old_cli import main
 
-from powerprop import data
-from powerprop.cli import main
-from powerprop.data import DataCorrupt, DataNotFound
-from powerprop.experiments import EXPERIMENTS
-from powerprop.experiments.harness.experiment import RunError
 from powerprop.files import FileError
+from powerprop_paper import data
+from powerprop_paper.data import DataCorrupt, DataNotFound
+from powerprop_paper.experiments import EXPERIMENTS
 
 PLAIN = (FileError, RunError, DataCorrupt, DataNotFound)
 """Errors that say what is wrong with a file."""

@@ -18,13 +18,13 @@ from PIL import Image
 
 from powerprop.continual import EfficientPackNet
 from powerprop.continual.saving import state_of
-from powerprop.data.cifar import read_batch
-from powerprop.data.idx import load_idx
-from powerprop.data.notmnist import idx_bytes, load_notmnist, read_archive
-from powerprop.data.shards import Shards, write_shard
-from powerprop.data.sources import MNIST, NOTMNIST, IdxFile
 from powerprop.masks import Masks
-from powerprop.train import load_checkpoint, read_metrics, save_checkpoint
+from powerprop_paper.data.cifar import read_batch
+from powerprop_paper.data.idx import idx_bytes, load_idx
+from powerprop_paper.data.imagenet import Shards, write_shard
+from powerprop_paper.data.notmnist import load_notmnist, read_archive
+from powerprop_paper.data.sources import MNIST, NOTMNIST, IdxFile
+from powerprop_paper.train import load_checkpoint, read_metrics, save_checkpoint
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def idx_contents() -> list[bytes]:
 
 IDX = MNIST._replace(
     files=tuple(
-        IdxFile(file.name, md5(content), len(content), md5(packed := gzip.compress(content, mtime=0)), len(packed))
+        IdxFile(file.name, md5(content), len(content))
         for file, content in zip(MNIST.files, idx_contents(), strict=True)
     ),
     wheel="",

@@ -1,1 +1,0 @@
-"""Tasks whose boundaries nobody tells."""

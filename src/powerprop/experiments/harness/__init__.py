@@ -1,1 +1,0 @@
-"""What every experiment shares: what it is, running its jobs, its folder, its pages."""

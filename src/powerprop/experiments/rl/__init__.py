@@ -1,1 +1,0 @@
-"""Robot tasks one after another: the paper's table of continual reinforcement learning."""

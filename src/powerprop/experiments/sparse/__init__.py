@@ -1,1 +1,0 @@
-"""The sparse-training methods side by side."""

@@ -1,0 +1,172 @@
+"""`powerprop compare`: two finished runs of an experiment side by side, value by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tyro
+from rich.console import Console
+
+from powerprop_paper.commands.show import summary_of
+from powerprop_paper.output import print_table, say
+from powerprop_paper.pages import Figure, Page, Section, data_of, write_page
+from powerprop_paper.report import Column, Image, Mean, Table, palette, style
+from powerprop_paper.run import RunError
+
+SPREAD = "The spread of a difference is √(s² + s²) of both standard deviations; runs of one seed have none."
+
+
+class Pair(NamedTuple):
+    """A value that both reports have, or one of them (the other's is None)."""
+
+    table: str
+    row: str
+    column: str
+    percent: bool
+    digits: int
+    first: Mean | None
+    second: Mean | None
+
+    @property
+    def difference(self) -> Mean | None:
+        """The second less the first; its spread is √(s₁² + s₂²)."""
+        if self.first is None or self.second is None:
+            return None
+        spread = math.hypot(self.first.std, self.second.std)
+        return Mean(self.second.mean - self.first.mean, spread, min(self.first.n, self.second.n))
+
+    def texts(self) -> list[str]:
+        """Both values and their difference, as they are shown."""
+        first, second = ("" if each is None else each.format(self.digits) for each in (self.first, self.second))
+        moved = "" if self.difference is None else self.difference.format(self.digits)
+        return [first, second, moved if not moved or moved.startswith("-") else f"+{moved}"]
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Show two finished runs of an experiment side by side: every value, its difference and the spread of it."""
+
+    first: tyro.conf.Positional[Path]
+    """folder of a run"""
+    second: tyro.conf.Positional[Path]
+    """folder of the run to compare it with"""
+    out: Path | None = None
+    """folder for the page and its pictures, runs/compare-FIRST-SECOND by default"""
+
+    def __call__(self) -> None:
+        first, second = self.first, self.second
+        there, here = summary_of(first), summary_of(second)
+        if (one := there["experiment"]) != (other := here["experiment"]):
+            raise RunError(f"{first} is a run of {one} and {second} of {other}; expected the same")
+        out = self.out or Path("runs") / f"compare-{first.name}-{second.name}"
+        if (out / "config.json").exists():
+            raise RunError(f"{out} is the folder of a run; choose another --out for the comparison")
+        names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
+        changed, pairs = changed_settings(names, there, here), pairs_of(there, here)
+        table, console = pairs_table(names, pairs), Console()
+        for each in (*changed, table):
+            print_table(console, each.to_rich())
+        page = Page(
+            f"{there['title']}: {names[0]} and {names[1]}",
+            f"Differences are those of {names[1]} from {names[0]}. {SPREAD}",
+            [
+                Section("Settings", "" if changed else "Both runs have the same settings.", tables=changed),
+                Section("Results", figures=pictures(names, pairs), tables=[table]),
+            ],
+        )
+        write_page(page, out, {"compared": [str(first), str(second)]})
+        say(console, f"Comparison: {out / 'report.html'}")
+
+
+def changed_settings(names: tuple[str, str], first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Table]:
+    """A table of the settings that differ; none if all are the same."""
+    there, here = ({"preset": each["preset"], **each["config"]} for each in (first, second))
+    differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    rows = [[name, *(str(each.get(name, "")) for each in (there, here))] for name in differ]
+    return [Table("Settings that differ", ["", *names], rows)] if rows else []
+
+
+def pairs_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Pair]:
+    """Every number of the tables of two summaries, matched by table, row and column; the paper's are left out."""
+    found = [{key: value for table in _tables(each) for key, value in _numbers(table)} for each in (first, second)]
+    pairs = []
+    for key in dict.fromkeys((*found[0], *found[1])):
+        there, here = found[0].get(key), found[1].get(key)
+        column = (there or here)[0]  # type: ignore[index]
+        means = [None if each is None else each[1] for each in (there, here)]
+        pairs.append(Pair(*key, column.percent, _digits(column, means), *means))
+    return pairs
+
+
+def _tables(summary: Mapping[str, Any]) -> list[Table]:
+    return [Table.from_data(table) for section in summary["sections"] for table in section["tables"]]
+
+
+def _numbers(table: Table) -> Iterator[tuple[tuple[str, str, str], tuple[Column, Mean]]]:
+    columns = [each if isinstance(each, Column) else Column(each) for each in table.columns]
+    for label, row in zip(_row_labels(table), table.rows, strict=True):
+        for column, value in zip(columns, row, strict=True):
+            if value is not None and not isinstance(value, str) and not column.paper:
+                mean = value if isinstance(value, Mean) else Mean(value, math.nan, 1)
+                yield (table.title, label, column.name), (column, mean.scaled(100.0 if column.percent else 1.0))
+
+
+def _row_labels(table: Table) -> list[str]:
+    """The first text of every row, with those that follow it where rows would be called the same."""
+    texts = [[value for value in row if isinstance(value, str)] for row in table.rows]
+    for count in range(1, len(table.columns) + 1):
+        labels = [", ".join(part for part in row[:count] if part) for row in texts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"row {number}" for number in range(len(table.rows))]
+
+
+def _digits(column: Column, means: Sequence[Mean | None]) -> int:
+    """Decimals of the column, or two digits of the smallest spread, or four of the largest value."""
+    if column.digits is not None:
+        return column.digits
+    known = [mean for mean in means if mean is not None]
+    spread = [mean for mean in known if mean.std > 0]
+    return min(spread, key=lambda mean: mean.std).digits if spread else min(mean.digits for mean in known)
+
+
+def pairs_table(names: tuple[str, str], pairs: Sequence[Pair]) -> Table:
+    """One row for every value that one of the runs has."""
+    rows = [[pair.row, pair.column, *pair.texts()] for pair in pairs]
+    return Table("Values", ["", "value", *names, "difference"], rows, SPREAD)
+
+
+def pictures(names: tuple[str, str], pairs: Sequence[Pair]) -> list[Figure]:
+    """One picture of differences for each table of the report."""
+    figures = []
+    for number, title in enumerate(dict.fromkeys(pair.table for pair in pairs)):
+        if shown := [pair for pair in pairs if pair.table == title and pair.difference is not None]:
+            figures.append(Figure(f"differences-{number}", draw_differences, shown, title=title, names=names))
+    return figures
+
+
+@data_of.register
+def _(value: Pair) -> dict[str, Any]:
+    means = {"first": value.first, "second": value.second, "difference": value.difference}
+    return {"row": value.row, "column": value.column, **{name: data_of(each) for name, each in means.items()}}
+
+
+def draw_differences(pairs: Sequence[Pair], title: str, names: tuple[str, str], path: Path) -> Image:
+    """Differences as dots with their spread, one line each; of percentages alone where there are any."""
+    pairs = [pair for pair in pairs if pair.percent] or pairs
+    points = ", percentage points" if pairs[0].percent else ""
+    figure = style.figure(6.8, 1.3 + 0.28 * len(pairs))
+    axes = style.dress(figure.add_subplot(), title, f"{names[1]} less {names[0]}{points}", "", grid="x")
+    rows = range(len(pairs))
+    found = [pair.difference or Mean(0.0, math.nan, 1) for pair in pairs]
+    spreads = [mean.std if math.isfinite(mean.std) else 0.0 for mean in found]
+    axes.axvline(0, color=palette.MUTED, linewidth=1)
+    axes.errorbar([mean.mean for mean in found], rows, xerr=spreads, fmt="o", capsize=2.5, color=palette.ACCENT)
+    axes.set_yticks(rows, [f"{pair.row}, {pair.column}" for pair in pairs], fontsize=9, color=palette.INK)
+    axes.set_ylim(len(pairs) - 0.5, -0.5)
+    words = "; ".join(f"{pair.row}, {pair.column}: {pair.texts()[2]}" for pair in pairs)
+    return Image(style.save(figure, path), f"{title}, {names[1]} less {names[0]}{points}: {words}.")

@@ -1,0 +1,222 @@
+"""Picture sets too large for memory: a tree of JPEG files, or tar files of them, read one picture at a time.
+
+Tar files are as WebDataset lays them out: `<key>.jpg` beside `<key>.cls`, the label in digits. Their headers are read
+once, in a stream, and every picture is then one read at a known offset. So an epoch's order does not depend on the
+number of processes, and training resumes at any batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from powerprop.files import write_atomically
+from powerprop_paper.data.files import cache_dir, damaged, not_found, roots
+from powerprop_paper.data.pictures import MAX_BYTES, read_picture
+
+__all__ = ["Folder", "Pictures", "Shards", "find_pictures", "write_shard"]
+
+SUFFIXES = ("jpg", "jpeg", "png")
+FORMAT = "powerprop-shards-2"
+MAX_LABEL = 2**31
+MAX_LABEL_BYTES = 32
+
+
+class Pictures(Protocol):
+    """Encoded pictures with their classes; `blocks` are the lengths of the stretches that are stored together."""
+
+    labels: Tensor
+    blocks: list[int]
+
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> bytes: ...
+
+    def origin(self, row: int) -> str: ...
+
+
+class Folder:
+    """A tree of class/picture files, classes in the order of their names (torchvision's ImageFolder)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        self.paths: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(self.classes):
+            files = sorted(file for file in os.listdir(folder / name) if file.lower().rpartition(".")[2] in SUFFIXES)
+            self.paths += [f"{folder}/{name}/{file}" for file in files]
+            labels += [label] * len(files)
+        if not self.paths:
+            raise ValueError(f"{folder} has no pictures: expected {folder}/<class>/*.JPEG")
+        self.labels = torch.tensor(labels)
+        self.blocks = [len(self.paths)]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, row: int) -> bytes:
+        """The encoded picture."""
+        return read_picture(Path(self.paths[row]))
+
+    def origin(self, row: int) -> str:
+        """The file that holds the picture."""
+        return self.paths[row]
+
+
+class Entry(NamedTuple):
+    """Where a picture lies in its tar file, and its class."""
+
+    offset: int
+    size: int
+    label: int
+
+
+class Shards:
+    """The pictures of several tar files, in their order.
+
+    Args:
+        paths: the tar files, not compressed; a file list made once is kept in the user's cache.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        if not paths:
+            raise ValueError("expected at least one tar file, got none")
+        self.paths = [str(path) for path in paths]
+        entries = [_indexed(path) for path in paths]
+        self.blocks = [len(part) for part in entries]
+        self.labels = torch.tensor([entry.label for part in entries for entry in part])
+        self.offsets = torch.tensor([entry[:2] for part in entries for entry in part])
+        self.shards = torch.repeat_interleave(torch.tensor(self.blocks))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, row: int) -> bytes:
+        """The encoded picture."""
+        offset, size = self.offsets[row].tolist()
+        path = self.paths[int(self.shards[row])]
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        if len(data) != size:
+            raise damaged(Path(path), f"it ends before its picture {row}; its list of pictures is older than the file")
+        return data
+
+    def origin(self, row: int) -> str:
+        """The tar file and where in it the picture lies."""
+        return f"the picture at byte {int(self.offsets[row, 0]):,} of {self.paths[int(self.shards[row])]}"
+
+
+def _indexed(path: Path) -> list[Entry]:
+    """The file's entries, from the cache if it was read before and has not changed since."""
+    stat = path.stat()
+    name = f"{FORMAT}-{path.resolve()}-{stat.st_size}-{stat.st_mtime_ns}"
+    cached = cache_dir() / "shards" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+    found = _cached(cached)
+    if found is None:
+        found = read_index(path)
+        content = json.dumps(found).encode()
+        with suppress(OSError):  # without a cache the headers are read again next time
+            write_atomically(cached, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    return found
+
+
+def _cached(cached: Path) -> list[Entry] | None:
+    """The entries that were saved; None if there are none or the file is damaged, and they have to be read again."""
+    try:
+        checksum, _, content = cached.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if hashlib.sha256(content).hexdigest().encode() != checksum:
+        return None
+    return [Entry(*entry) for entry in json.loads(content)]
+
+
+def read_index(path: Path) -> list[Entry]:
+    """Read the headers and the labels; pictures are skipped over."""
+    pictures: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                key, _, suffix = member.name.rpartition(".")
+                if member.isfile() and suffix.lower() in SUFFIXES:
+                    pictures[key] = (member.offset_data, _picture_size(member, path))
+                elif member.isfile() and suffix == "cls":
+                    labels[key] = _label(tar, member, path)
+    except (tarfile.TarError, EOFError, OverflowError, UnicodeError) as error:
+        raise damaged(path, f"it is not a whole, uncompressed tar file ({error})") from None
+    if missing := sorted(pictures.keys() ^ labels.keys()):
+        raise damaged(path, f"{missing[0]!r} has no {'label' if missing[0] in pictures else 'picture'} beside it")
+    if not pictures:
+        raise damaged(path, f"it holds no picture (<key>.{'|'.join(SUFFIXES)} beside <key>.cls)")
+    return [Entry(*place, labels[key]) for key, place in pictures.items()]
+
+
+def _picture_size(member: tarfile.TarInfo, path: Path) -> int:
+    if member.issparse() or not 0 <= member.size <= MAX_BYTES:
+        raise damaged(path, f"{member.name!r} has {member.size:,} bytes, a picture at most {MAX_BYTES:,}")
+    return member.size
+
+
+def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
+    file = tar.extractfile(member)
+    text = b"" if file is None else file.read(MAX_LABEL_BYTES)
+    if not text.strip().isdigit() or int(text) >= MAX_LABEL:
+        raise damaged(path, f"the label of {member.name!r} must be a number below {MAX_LABEL:,}, got {text[:20]!r}")
+    return int(text)
+
+
+def write_shard(path: Path, pictures: Iterable[tuple[bytes, int]]) -> None:
+    """Write encoded pictures with their labels as one tar file of this layout."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for row, (data, label) in enumerate(pictures):
+            for suffix, part in (("jpg", data), ("cls", str(label).encode())):
+                info = tarfile.TarInfo(f"{row:08d}.{suffix}")
+                info.size = len(part)
+                tar.addfile(info, io.BytesIO(part))
+    write_atomically(path, content.getvalue())
+
+
+def find_pictures(name: str, root: str | Path | None = None) -> tuple[Pictures, Pictures]:
+    """Training and validation pictures of a set: `<root>/<name>/{train,val}/<class>/*.JPEG`, or `{train,val}*.tar`.
+
+    name: of the folder, e.g. "imagenet".
+    root: the only place to look; by default $POWERPROP_DATA and the user's cache.
+    """
+    places = [place / name for place in roots(root)]
+    for place in places:
+        found = [_open_split(place, split) for split in ("train", "val")]
+        if found[0] is not None and found[1] is not None:
+            _check_classes(place, found[0], found[1])
+            return found[0], found[1]
+    layout = f"{name}/train/<class>/*.JPEG and {name}/val/<class>/*.JPEG, or {name}/train-*.tar and {name}/val-*.tar"
+    raise not_found(name, map(str, places), f"put {layout} into a folder and point $POWERPROP_DATA at it.")
+
+
+def _open_split(place: Path, split: str) -> Pictures | None:
+    tars = sorted(place.glob(f"{split}*.tar")) or sorted((place / split).glob("*.tar"))
+    if tars:
+        return Shards(tars)
+    return Folder(place / split) if (place / split).is_dir() else None
+
+
+def _check_classes(place: Path, train: Pictures, val: Pictures) -> None:
+    """The same folder names on both sides, and no label that was never trained."""
+    if isinstance(train, Folder) and isinstance(val, Folder) and train.classes != val.classes:
+        odd = sorted(set(train.classes) ^ set(val.classes))
+        raise ValueError(f"{place} must have the same classes in train and val; on one side only: {', '.join(odd)}")
+    trained, asked = int(train.labels.max()), int(val.labels.max())
+    if asked > trained:
+        raise ValueError(f"{place} has label {asked} in val, but {trained} at most in train")

@@ -1,0 +1,803 @@
+"""Train, prune once, never retrain: section 3 with figure 2, figure 3 a and appendix A of the paper.
+
+`mnist-oneshot` is the protocol of the notebook published with the paper: LeNet-300-100, plain SGD, batches of 60,
+truncated-normal fan-in initialisation, the last 5,000 training images for validation, layer-wise pruning to int(p·n)
+weights for 20 values of p from 1% to 100%, twice the fraction in the output layer. The preset `paper` has the values of
+the paper's table instead.
+
+`mnist-optimisers` trains with Adam: alone; on φ directly, so that Adam's own scaling sees the gradient of φ and undoes
+part of the effect; through virtual targets, Adam(∂L/∂w)·α|φ|^(α-1), which the paper recommends.
+
+`cifar-oneshot` is figure 3 a. The paper trains Conv-6 for 100,000 steps, more than a day for each run on one core; the
+preset `cpu` trains a network made for speed to about 90% with what such networks are trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save as to_safetensors
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, Optimizer
+
+import powerprop as pp
+from powerprop.files import replacing
+from powerprop.select import select
+from powerprop_paper import data, models
+from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.pruning import (
+    GLOBAL,
+    LAYERWISE,
+    RECALIBRATED,
+    PruneMode,
+    accuracies,
+    inside,
+    kept_grid,
+    layerwise_masks,
+    movement,
+    sample,
+    weights_of,
+)
+from powerprop_paper.report import Curve, Mean, Point, pruning_curves, scatter, weight_change
+from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
+from powerprop_paper.settings import (
+    Count,
+    EachOnce,
+    Natural,
+    NonNegative,
+    Positive,
+    Powers,
+    Range,
+    Seeds,
+    Settings,
+    require,
+)
+from powerprop_paper.train import MetricsLog, Precision, accuracy_in, equal_rate, fit, local_device, triangle
+
+TARGETS: Final = "targets"
+DIRECT: Final = "direct"
+LASSO: Final = "lasso"
+"""Trained through virtual targets, on φ itself, and with ordinary weights under a penalty λ|w|."""
+
+SURVIVORS = 0.1
+"""The fraction kept in figures 2c and 2d: 90% sparsity."""
+SAMPLED = 10_000
+"""The number of weights drawn in figures 2c and 2d."""
+SEEN = 5_000
+"""Training images by which statistics of batch norms are measured again, in ten batches."""
+RANGES = ((0.05, 0.2), (0.03, 0.1))
+"""Weights kept over which ways of pruning are compared: where they fall apart, and where little is left."""
+COLUMNS_AT = (0.05, 0.02)
+"""The table shows the points of the grid nearest to these fractions kept; more would not fit 80 columns."""
+TRAINED = 0.05
+"""A network further than this below the best dense accuracy has learned too little to have a place in the picture."""
+
+
+class Candidate(NamedTuple):
+    """What a network may be trained with; under a penalty λ|w|, `decay` is λ."""
+
+    lr: float
+    decay: float
+
+
+class Method(NamedTuple):
+    """One curve of the figure."""
+
+    alpha: float
+    parametrization: str
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """The settings of a one-shot pruning experiment."""
+
+    data: Literal["mnist", "fashion-mnist", "cifar10"] = "mnist"
+    """data set"""
+    model: Literal["lenet-300-100", "conv6", "fast-cifar", "resnet20"] = "lenet-300-100"
+    """network"""
+    alphas: Powers = (1.0, 2.0, 3.0, 4.0, 5.0)
+    """powers; 1 is the baseline"""
+    lrs: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0)
+    """candidates of the learning rate; with one there is no tuning"""
+    decays: tuple[float, ...] = ()
+    """the weight decay of each of these candidates; without any it is `weight_decay` for all"""
+    lassos: tuple[float, ...] = ()
+    """further candidates, of one more row: ordinary weights (α = 1) at the first learning rate with a penalty λ|w| of
+    this strength, beside the weight decay of all"""
+    magnitude: NonNegative = 0.0
+    """the candidates are those of α = 1, and for other powers such that a weight of this size learns, and on φ directly
+    decays, equally fast; 0 takes them as they are for all"""
+    seeds: Seeds = 5
+    """runs of each method at its chosen learning rate"""
+    tuning_seeds: Seeds = 1
+    """runs of each candidate"""
+    tolerance: NonNegative = 0.005
+    """what the dense accuracy of the chosen learning rate may lack to the best candidate's"""
+    parametrization: Annotated[tuple[Literal["targets", "direct"], ...], EachOnce()] = (TARGETS,)
+    """how α > 1 is trained: through virtual targets, or directly on φ, which the optimiser then sees and decays (λφ²/2
+    is a penalty of λ|w|^(2/α)/2, for α = 2 that of the lasso)"""
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    """optimiser"""
+    momentum: NonNegative = 0.0
+    """of SGD"""
+    nesterov: bool = False
+    """look ahead along the momentum"""
+    weight_decay: NonNegative = 0.0
+    """of the optimiser"""
+    steps: Count = 20_000
+    """training steps"""
+    batch: Count = 60
+    """images per step"""
+    peak: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """the learning rate rises linearly up to this fraction of the training and falls linearly to zero; 0 leaves it
+    constant"""
+    label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """of the cross-entropy"""
+    shift: Natural = 0
+    """training images are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they are"""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of the forward and backward pass, and of the passes by which a pruned network is measured"""
+    init: Literal["truncated_fan_in", "glorot_normal", "he_normal"] = "truncated_fan_in"
+    """initialisation of the weights"""
+    pixels: Literal["unit", "standard"] = "unit"
+    """scaled to [0, 1], or each channel to mean 0 and variance 1"""
+    width: Positive = 1.0
+    """multiplies the channels of Conv-6 and of the fast network"""
+    batch_norm: bool = False
+    """after each convolution of Conv-6; its variables are not pruned"""
+    train: Natural = 0
+    """the first so many training images are trained on; 0 means all that are not held back"""
+    validation: Count = 5_000
+    """the last so many training images choose the learning rate"""
+    test: Natural = 0
+    """the first so many test images are measured; 0 means all"""
+    points: Annotated[int, Range(2)] = 20
+    """size of the grid of fractions kept, evenly spaced on a log scale up to 1"""
+    min_kept: Annotated[float, Range(0, 1, above=True, below=True)] = 0.01
+    """the smallest fraction kept"""
+    band: tuple[float, float] = (0.015, 0.055)
+    """the range of fractions kept that the headline averages over"""
+    prune_modes: Annotated[tuple[PruneMode, ...], EachOnce()] = (LAYERWISE,)
+    """ways to prune; the learning rate is chosen by the first, which the main figure shows"""
+    checkpoint_every: Count = 1000
+    """steps between checkpoints"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(all(lr > 0 for lr in self.lrs), f"learning rates must be above 0, got {self.lrs}")
+        require(all(decay >= 0 for decay in self.decays), f"decays must not be negative, got {self.decays}")
+        require(all(each > 0 for each in self.lassos), f"lassos must be above 0, got {self.lassos}")
+        fits = len(self.decays) in (0, len(self.lrs))
+        require(fits, f"decays must be as many as the {len(self.lrs)} learning rates, or none, got {self.decays}")
+        for alpha in self.alphas:
+            tried = self.candidates(Method(alpha, TARGETS))
+            text = self.lrs if not self.decays else tuple(zip(self.lrs, self.decays, strict=True))
+            require(len(set(tried)) == len(tried) > 0, f"learning rates must be different, got {text}")
+        flat = self.shift and self.flat
+        require(not flat, f"shift moves images of networks of convolutions, got {self.shift} with {self.model}")
+        require(not self.nesterov or self.momentum > 0, "nesterov needs a momentum above 0, got 0")
+        require(self.band_points, f"no point of the grid lies in {self.band}")
+
+    @property
+    def flat(self) -> bool:
+        """True if the network has no convolutions."""
+        return self.model == "lenet-300-100"
+
+    @property
+    def grid(self) -> list[float]:
+        """The fractions of weights kept (the published notebook's grid)."""
+        return kept_grid(self.points, self.min_kept)
+
+    @property
+    def band_points(self) -> list[int]:
+        """The points of the grid inside the band."""
+        return inside(self.grid, self.band)
+
+    @property
+    def methods(self) -> list[Method]:
+        """Every α > 1 in every parametrization; α = 1 is the same in all, and once more if a penalty is asked for."""
+        pairs = product(self.parametrization, self.alphas)
+        every = [Method(alpha, form if alpha > 1 else TARGETS) for form, alpha in pairs]
+        return list(dict.fromkeys([*every, *([Method(1.0, LASSO)] if self.lassos else [])]))
+
+    def candidates(self, method: Method) -> tuple[Candidate, ...]:
+        """What is tried for a method; what is scaled for its power is rounded to two digits.
+
+        A decay λ takes lr·λ of w in a step, one of φ takes α·lr(α)·λ(α) of it: the two are made equal.
+        """
+        if method.parametrization == LASSO:
+            return tuple(Candidate(self.lrs[0], each) for each in self.lassos)
+        decays = self.decays or (self.weight_decay,) * len(self.lrs)
+        pairs = [Candidate(lr, decay) for lr, decay in zip(self.lrs, decays, strict=True)]
+        if not self.magnitude or method.alpha == 1:
+            return tuple(pairs)
+        scale = equal_rate(1.0, self.magnitude, method.alpha)
+        of_phi = 1 / (method.alpha * scale) if self.parametrization == (DIRECT,) else 1.0
+        return tuple(Candidate(_two_digits(scale * lr), _two_digits(of_phi * decay)) for lr, decay in pairs)
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+MNIST = {
+    "smoke": Config(
+        alphas=(1.0, 2.0), lrs=(0.2, 0.5), seeds=2, steps=40, checkpoint_every=10, points=5, train=2_000,
+        validation=500, test=500,
+    ),
+    "demo": Config(alphas=(1.0, 2.0, 3.0), lrs=(0.5,), seeds=2, steps=8_000),
+    "cpu": Config(tuning_seeds=5),
+    "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal"),
+}  # fmt: skip
+
+BOTH: Any = (TARGETS, DIRECT)
+OPTIMISERS = {
+    "smoke": Config(
+        optimiser="adam", parametrization=BOTH, alphas=(1.0, 2.0), lrs=(0.001,), seeds=1, steps=40,
+        checkpoint_every=20, points=5, train=2_000, validation=500, test=500,
+    ),
+    "cpu": Config(optimiser="adam", parametrization=BOTH, alphas=(1.0, 2.0), lrs=(0.001,)),
+    "paper": Config(
+        optimiser="adam", parametrization=BOTH, alphas=(1.0, 2.0, 3.0, 4.0), lrs=(0.001,), steps=50_000,
+        init="glorot_normal",
+    ),
+}  # fmt: skip
+
+FAST: dict[str, Any] = {
+    "data": "cifar10", "model": "fast-cifar", "init": "he_normal", "pixels": "standard", "magnitude": 0.1,
+    "parametrization": (DIRECT,), "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "peak": 0.2,
+    "label_smoothing": 0.1, "shift": 2, "precision": "bfloat16", "min_kept": 0.02,
+    "prune_modes": ("global recalibrated", "global", "layerwise recalibrated", "layerwise"),
+}  # fmt: skip
+"""Convolutions in bfloat16 take half of the time of float32 on a CPU that has it; weights and updates are float32."""
+CIFAR = {
+    "smoke": Config(
+        **FAST, alphas=(1.0, 2.0), lrs=(0.02, 0.02), decays=(5e-4, 1e-3), lassos=(1e-4,), seeds=1, steps=6, batch=20,
+        width=0.125, train=500, validation=100, test=100, points=5, band=(0.03, 0.2), checkpoint_every=3,
+    ),
+    "cpu": Config(
+        **FAST, alphas=(1.0, 1.5, 2.0, 3.0), lrs=(0.2, 0.4, 0.2), decays=(5e-4, 5e-4, 1e-3), lassos=(5e-5, 1e-4),
+        seeds=3, steps=4_320, batch=125, tolerance=0.01, points=12, band=(0.03, 0.1), checkpoint_every=360,
+    ),
+    "paper": Config(
+        data="cifar10", model="conv6", lrs=(0.0025,), steps=100_000, momentum=0.9, init="glorot_normal",
+        pixels="standard", batch_norm=True,
+    ),
+}  # fmt: skip
+
+
+# One job: train a network, prune it to every fraction of the grid.
+
+
+def find_data(cfg: Config) -> None:
+    """Have the data at hand, and refuse settings that it does not fit."""
+    found = data.load(cfg.data)
+    data.check_images(cfg.model, (1, 28, 28) if cfg.flat else (3, 32, 32), 10, found)
+    found.split_validation(cfg.validation)
+
+
+def train(
+    cfg: Config,
+    folder: Path,
+    progress: Progress,
+    alpha: float,
+    parametrization: str,
+    lr: float,
+    decay: float,
+    seed: int,
+) -> dict[str, Any]:
+    """The same seed gives every method the same initial weights and the same batches."""
+    device = local_device()
+    splits = data.load_splits(cfg.data, cfg.pixels, cfg.validation, cfg.train, cfg.test).to(device)
+    model = build(cfg, seed).to(device)
+    before = weights_of(model)
+    precision = Precision(cfg.precision, device.type)
+    optimizer = make_optimizer(cfg, model, alpha, parametrization, lr, decay)
+    augment = None if cfg.flat else data.random_shift_flip(cfg.shift)
+    batches = data.Batches(*splits.train, cfg.batch, torch.Generator().manual_seed(seed), augment)
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        fit(
+            model, optimizer, batches, cfg.steps, loss=partial(cross_entropy, label_smoothing=cfg.label_smoothing),
+            schedule=(lambda step: triangle(step / cfg.steps, cfg.peak)) if cfg.peak else None, precision=precision,
+            checkpoint=folder / "checkpoint.pt", checkpoint_every=cfg.checkpoint_every, log=log,
+            evaluate=lambda model: {"accuracy": accuracy_in(precision, model, splits.validation)},
+            eval_every=cfg.checkpoint_every,
+            progress=lambda step, values: progress(step / cfg.steps, {"step": step, **values}),
+        )  # fmt: skip
+    pp.fold(model)
+    after = weights_of(model)
+    survivors = layerwise_masks(after, SURVIVORS)
+    with replacing(folder / "weights.safetensors") as file:
+        file.write(to_safetensors(sample(before, after, survivors, SAMPLED, torch.Generator().manual_seed(seed))))
+    with precision.autocast(device):  # pruned in four ways: half of a job's time
+        curves = pruned_accuracies(cfg, model, splits)
+    overlap = [layerwise_masks(after, kept).overlap(layerwise_masks(before, kept)) for kept in cfg.grid]
+    return {"kept": cfg.grid, **curves, "overlap": overlap, **movement(before, after, survivors)}
+
+
+def build(cfg: Config, seed: int) -> nn.Module:
+    """The network with the initial weights of this seed."""
+    options: dict[str, Any] = {"init": cfg.init, "generator": torch.Generator().manual_seed(seed)}
+    if cfg.flat:
+        return models.lenet_300_100(**options)
+    if cfg.model == "conv6":
+        model: nn.Module = models.conv6(width=cfg.width, batch_norm=cfg.batch_norm, **options)
+    elif cfg.model == "fast-cifar":
+        model = models.fast_cifar(widths=[round(cfg.width * each) for each in models.convnets.WIDTHS], **options)
+    else:
+        model = models.resnet20(**options)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def make_optimizer(
+    cfg: Config, model: nn.Module, alpha: float, parametrization: str, lr: float, decay: float
+) -> Optimizer:
+    """SGD or Adam with Powerprop around it, or, in the direct form, over φ itself."""
+    if parametrization == DIRECT:
+        pp.reparametrize(model, alpha)
+    options: dict[str, Any] = {"lr": lr, "weight_decay": cfg.weight_decay if parametrization == LASSO else decay}
+    if cfg.optimiser == "adam":
+        base: Optimizer = Adam(model.parameters(), **options)
+    else:
+        base = SGD(model.parameters(), momentum=cfg.momentum, nesterov=cfg.nesterov, **options)
+    if parametrization == LASSO:
+        _penalise(base, model, decay)
+    return pp.Powerprop(base, model, alpha) if parametrization == TARGETS else base
+
+
+def _penalise(optimizer: Optimizer, model: nn.Module, strength: float) -> None:
+    """Add the slope of strength·|w| to the gradient of every weight, before each step."""
+    weights = list(select(model).values())
+
+    def pull(*_: Any) -> None:
+        for weight in weights:
+            if weight.grad is not None:
+                weight.grad.add_(weight.detach().sign(), alpha=strength)
+
+    optimizer.register_step_pre_hook(pull)
+
+
+def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dict[str, Any]:
+    """Accuracy after pruning in the first way on validation and test images, and in the others on test images."""
+    parts = torch.split(splits.train.x[:SEEN], SEEN // 10)
+    seen = list(parts) if cfg.flat else [data.channels_last(part) for part in parts]
+    test = {"test": splits.test}
+    first, *rest = cfg.prune_modes
+    curves = accuracies(model, {**test, "validation": splits.validation}, cfg.grid, first, seen)
+    return {**curves, "others": {mode: accuracies(model, test, cfg.grid, mode, seen)["test"] for mode in rest}}
+
+
+# The choice of the learning rate, on validation images, for the baseline as for every other method.
+
+
+class Score(NamedTuple):
+    """Validation accuracy: averaged over the whole grid, dense point included, and of the dense network."""
+
+    pruned: float
+    dense: float
+
+
+def score(tried: Rows) -> Score | None:
+    """The score of a candidate, averaged over its seeds; None if one of them diverged."""
+    if tried.lost or not tried:
+        return None
+    return Score(fmean(tried.values(lambda r: fmean(r["validation"]))), fmean(r["validation"][-1] for r in tried))
+
+
+def choose(cfg: Config, method: Method, tuning: Rows) -> Candidate:
+    """The best pruned among the candidates whose dense accuracy is within `tolerance` of the best dense one.
+
+    (The paper chose by the dense network alone; a learning rate so high that it spoils the dense network can still
+    leave one that prunes well.) The test set plays no part in it.
+    """
+    candidates = cfg.candidates(method)
+    if len(candidates) == 1:
+        return candidates[0]
+    scores = {each: found for each in candidates if (found := score(rows_of(tuning, method, each)))}
+    if not scores:
+        rates = ", ".join(f"{each.lr:g}" for each in candidates)
+        raise RunError(f"training diverged at every learning rate of {rates} for alpha = {method.alpha:g}")
+    enough = max(found.dense for found in scores.values()) - cfg.tolerance
+    return max((each for each in scores if scores[each].dense >= enough), key=lambda each: scores[each].pruned)
+
+
+def rows_of(rows: Rows, method: Method, candidate: Candidate) -> Rows:
+    """The trainings of a method with a candidate."""
+    return rows.where(**method._asdict(), **candidate._asdict())
+
+
+# The page.
+
+
+@dataclass(frozen=True)
+class Story:
+    """The words of a page; `full` are the settings of the paper, `printed` is what it says of the gain."""
+
+    title: str
+    paper: str
+    intro: str
+    full: Config
+    printed: str = "shown in a figure, no value printed"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A method with its chosen candidate, and its seeds."""
+
+    method: Method
+    label: str
+    chosen: Candidate
+    rows: Rows
+    plain: bool
+
+    def mean(self, of: Callable[[Any], float]) -> Mean:
+        """Mean and std over the seeds of a number of each."""
+        return Mean.of(self.rows.values(of))
+
+    def at(self, points: Sequence[int]) -> Mean:
+        """The test accuracy, averaged over some points of the grid."""
+        return self.mean(lambda row: fmean(row["test"][i] for i in points))
+
+    def curve(self, cfg: Config, of: str | Callable[[Any], list[float]]) -> Curve:
+        """A number of each seed at every point of the grid."""
+        return Curve(self.label, self.method.alpha, cfg.grid, self.rows.values(of), plain=self.plain)
+
+
+def main(cfg: Config, run: Run, story: Story) -> Page:
+    """Tune, train all seeds with what was chosen, and say what was found."""
+    run.prepare(lambda: find_data(cfg))
+    tried = [(method, each) for method in cfg.methods for each in cfg.candidates(method)]
+    tuned = len(cfg.lrs) > 1 or len(cfg.lassos) > 1
+    tuning = run.map(train, jobs(tried, cfg.tuning_seeds)) if tuned else Rows()
+    chosen = {method: choose(cfg, method, tuning) for method in cfg.methods}
+    final = run.map(train, jobs(chosen.items(), cfg.seeds))
+    measured = [measure(cfg, method, each, rows_of(final, method, each)) for method, each in chosen.items()]
+    measured = [m for m in measured if m.rows.finished]
+    sections = [
+        accuracy_section(cfg, measured), *modes_section(cfg, measured), overlap_section(cfg, measured),
+        weights_section(measured),
+    ]  # fmt: skip
+    if len(cfg.lrs) > 1:
+        every = Rows({row.folder: row for row in [*tuning, *final]}.values())
+        sections += [tuning_section(cfg, tuning, measured), frontier_section(cfg, every)]
+    return Page(
+        story.title, f"{story.intro}\n\n{run_note(cfg, story.full)}", sections, story.paper,
+        stats(cfg, measured), headline(cfg, measured, story),
+        {"gain": mean_gain(cfg, *pair)} if (pair := baseline_and_best(measured)) else {},
+    )  # fmt: skip
+
+
+def jobs(pairs: Any, seeds: int) -> list[dict[str, Any]]:
+    """The settings of trainings: methods with candidates, from every seed."""
+    return [{**method._asdict(), **each._asdict(), "seed": seed} for method, each in pairs for seed in range(seeds)]
+
+
+def measure(cfg: Config, method: Method, chosen: Candidate, rows: Rows) -> Measured:
+    """What the reader sees of a method: the lesser of two forms of the same power is drawn plain."""
+    plain = method.parametrization == LASSO or (method.parametrization == DIRECT and len(cfg.parametrization) > 1)
+    return Measured(method, label(cfg, method), chosen, rows, plain)
+
+
+def label(cfg: Config, method: Method) -> str:
+    """A method in words."""
+    if method.parametrization == LASSO:
+        return "α = 1 with an L1 penalty"
+    if cfg.optimiser == "sgd":
+        return "baseline (α = 1)" if method.alpha == 1 else f"α = {method.alpha:g}"
+    way = {TARGETS: "through virtual targets", DIRECT: "on φ directly"}[method.parametrization]
+    return "Adam (α = 1)" if method.alpha == 1 else f"Adam {way} (α = {method.alpha:g})"
+
+
+def baseline_and_best(measured: Sequence[Measured]) -> tuple[Measured, Measured] | None:
+    """The method with α = 1, and the one with α > 1 that scores best on validation images, if both were run."""
+    base = next((m for m in measured if m.method.alpha == 1), None)
+    others = [m for m in measured if m.method.alpha > 1]
+    if base is None or not others:
+        return None
+    return base, max(others, key=lambda m: m.mean(lambda row: fmean(row["validation"])).mean)
+
+
+def run_note(cfg: Config, full: Config) -> str:
+    """What this run did, and what is shortened in it, for a reader who will compare it with the paper."""
+    note = f"This run: {extent(cfg)}{f', passes in {cfg.precision}' if cfg.precision != 'float32' else ''}."
+    if cfg.parametrization == (DIRECT,):
+        note += (
+            " α > 1 is trained on φ directly, so that weight decay is one of φ, a penalty of |w|^(2/α): weights that "
+            "nothing holds go to zero, where a decay of w leaves small ones as they are."
+        )
+    return note if cfg == full else f"{note} In full (preset `paper`): {extent(full)}."
+
+
+def extent(cfg: Config) -> str:
+    """The network and how much of a training it gets."""
+    width = f" with {cfg.width:g} times the channels" if cfg.width != 1 else ""
+    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
+    measured = f"the first {cfg.test:,} test images" if cfg.test else "all test images"
+    trained = f" of the first {cfg.train:,}" if cfg.train else ""
+    return f"{cfg.model}{width}, {cfg.steps:,} steps of {cfg.batch} images{trained}, {seeds}, {measured}"
+
+
+def accuracy_section(cfg: Config, measured: Sequence[Measured]) -> Section:
+    """Accuracy against weights kept: a figure, and a table with a few fractions and the mean over the band."""
+    curves = [m.curve(cfg, "test") for m in measured]
+    at = sorted({int(np.argmin(np.abs(np.log(cfg.grid) - np.log(kept)))) for kept in COLUMNS_AT}, reverse=True)
+    columns: list[str | Column] = [
+        "", "lr", *(["decay"] if cfg.decays else []), Percent("dense", "max", 2),
+        *(Percent(f"{cfg.grid[i]:.1%} kept", "max") for i in at), Percent(f"{percents(cfg.band)} kept", "max"),
+    ]  # fmt: skip
+    dense = [len(cfg.grid) - 1]
+    rows: list[list[Value]] = [
+        [m.label, *settings_of(cfg, m), m.at(dense), *(m.at([i]) for i in at), m.at(cfg.band_points)] for m in measured
+    ]
+    lost = sum(m.rows.lost for m in measured)
+    caption = "Test accuracy in percent after one-shot pruning, without retraining; ranges are means over the grid."
+    table = Table("Accuracy against weights kept", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
+    title = "Accuracy after one-shot pruning"
+    text = (
+        "Each network is trained densely, then the weights of smallest magnitude are set to zero, once, without any "
+        f"training afterwards: {described(cfg.prune_modes[0])}."
+    )
+    caption = "Mean over the seeds, band of one standard deviation. The headline averages over the shaded range."
+    picture = Figure("accuracy", pruning_curves, curves, title=title, highlight=cfg.band, caption=caption)
+    return Section(title, text, [picture], [table])
+
+
+def percents(band: tuple[float, float]) -> str:
+    """A range of weights kept."""
+    return f"{100 * band[0]:g}–{100 * band[1]:g}%"
+
+
+def settings_of(cfg: Config, m: Measured) -> list[str]:
+    """What a method was trained with: the rate, and the decay where there are several."""
+    return [f"{each:g}" for each in (m.chosen if cfg.decays else m.chosen[:1])]
+
+
+def described(mode: str) -> str:
+    """A way to prune in words."""
+    ranking = "all layers are ranked together" if mode.startswith(GLOBAL) else (
+        "those of every layer by itself; the output layer keeps twice the fraction of the others"
+    )  # fmt: skip
+    again = (
+        f"measured again on {SEEN:,} training images" if mode.endswith(RECALIBRATED) else "those of the dense network"
+    )
+    return f"{ranking}; statistics of batch norms, where there are any, are {again}"
+
+
+def modes_section(cfg: Config, measured: Sequence[Measured]) -> list[Section]:
+    """The same networks pruned in the other ways: a figure each, and the mean over two ranges of weights kept."""
+    first, *others = cfg.prune_modes
+    if not others:
+        return []
+    curves = {first: [m.curve(cfg, "test") for m in measured]}
+    curves |= {mode: [m.curve(cfg, lambda row: row["others"][mode]) for m in measured] for mode in others}  # noqa: B023
+    shown = [
+        Figure(
+            f"accuracy-{mode.replace(' ', '-')}", pruning_curves, curves[mode], title=f"Pruned {mode}",
+            caption=f"{described(mode).capitalize()}.",
+        )
+        for mode in others
+    ]  # fmt: skip
+    rows: list[list[Value]] = [
+        [f"{mode}: {curve.label}", *(Mean.of(curve.runs[:, inside(cfg.grid, each)].mean(axis=1)) for each in RANGES)]
+        for mode in cfg.prune_modes
+        for curve in curves[mode]
+    ]
+    columns: list[str | Column] = ["", *(Percent(f"{percents(each)} kept", "max") for each in RANGES)]
+    text = (
+        "What a pruned network answers depends on how it was pruned as much as on how it was trained: one ranking of "
+        "all layers leaves more where it matters, and statistics of batch norms that fit the pruned network restore "
+        "much of what seemed lost. The networks, and their learning rates, are those of the figure above."
+    )
+    return [Section("Pruned in other ways", text, shown, [Table("Test accuracy by way of pruning", columns, rows)])]
+
+
+def overlap_section(cfg: Config, measured: Sequence[Measured]) -> Section:
+    """Figure 2b."""
+    curves = [m.curve(cfg, "overlap") for m in measured]
+    title = "Overlap of the masks before and after training"
+    picture = Figure("overlap", pruning_curves, curves, title=title, ylabel="overlap of the two masks")
+    text = (
+        "The fraction of the weights kept after training that pruning at initialisation would have kept too. "
+        "At 100% small weights could never escape pruning."
+    )
+    return Section("Do small weights still get a chance?", text, [picture])
+
+
+def weights_section(measured: Sequence[Measured]) -> Section:
+    """Figures 2c and 2d for the baseline and the power nearest to the paper's α = 4, and the numbers for all."""
+    base = [m for m in measured if m.method.alpha == 1][:1]
+    powers = [m for m in measured if m.method.alpha > 1 and not m.plain]
+    shown = base + sorted(powers, key=lambda m: abs(m.method.alpha - 4))[:1]
+    drawn = {m.label: load_file(m.rows.finished[0].file("weights.safetensors")) for m in shown}
+    limit = max(float(np.quantile(np.abs(w[name]), 0.999)) for w in drawn.values() for name in ("before", "after"))
+    pictures = [
+        Figure(
+            f"weights-alpha{m.method.alpha:g}", weight_change, *drawn[m.label].values(), title=m.label, limit=limit,
+            caption=f"Weights drawn at random from the first seed, {m.label}.",
+        )
+        for m in shown
+    ]  # fmt: skip
+    names = {
+        "sign_changes": "sign changed", "sign_changes_of_survivors": "sign changed, survivors",
+        "near_zero_before": "|w| < 0.001 before", "near_zero_after": "|w| < 0.001 after",
+    }  # fmt: skip
+    rows = [[m.label, *(m.rows.mean(name) for name in names)] for m in measured]
+    table = Table("Weights", ["", *map(Percent, names.values())], rows, "In percent.")
+    text = f"Survivors are the weights kept when the trained network is pruned to {SURVIVORS:.0%}."
+    return Section("What training does to the weights", text, pictures, [table])
+
+
+def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[Measured]) -> Section:
+    """What every candidate came to on the validation images, and which was chosen."""
+    rows: list[list[Value]] = []
+    better: list[str] = []
+    for m in measured:
+        scores = {each: score(rows_of(tuning, m.method, each)) for each in cfg.candidates(m.method)}
+        for each, found in scores.items():
+            mark = "chosen" if each == m.chosen else "" if found else "diverged"
+            rows.append([m.label, candidate_name(cfg, m.method, each), *(found or (None, None)), mark])
+        best = scores[m.chosen]
+        better += [
+            f"{m.label} with {candidate_name(cfg, m.method, each)}"
+            for each, found in scores.items()
+            if found and best and found.pruned > best.pruned
+        ]
+    scores_shown = [Percent(name, digits=2) for name in ("mean over the grid", "dense")]
+    table = Table("Validation score", ["", "candidate", *scores_shown, ""], rows)
+    text = (
+        f"The learning rate{' and the decay' if cfg.decays else ''} of each row, the baseline included, is chosen on "
+        f"the last {cfg.validation:,} training images, which are not trained on: among the candidates whose dense "
+        f"accuracy is within {100 * cfg.tolerance:g} points of the row's best, the one with the best accuracy averaged "
+        f"over the whole grid of {cfg.points} fractions kept, the dense network included, and over {cfg.tuning_seeds} "
+        f"tuning {'seed' if cfg.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
+    )
+    if cfg.magnitude:
+        decays = " and decays" if cfg.decays and DIRECT in cfg.parametrization else ""
+        text += (
+            f" The candidates of a power are such that a weight of size {cfg.magnitude:g} learns{decays} equally fast."
+        )
+    if better:
+        text += f"\n\nPassed over for their dense accuracy, though they prune better: {', '.join(better)}."
+    return Section("Choice of the learning rate", text, (), [table])
+
+
+def candidate_name(cfg: Config, method: Method, each: Candidate) -> str:
+    """A candidate as a reader sees it."""
+    if method.parametrization == LASSO:
+        return f"λ = {each.decay:g}"
+    return f"lr {each.lr:g}" + (f", decay {each.decay:g}" if cfg.decays else "")
+
+
+def frontier_section(cfg: Config, every: Rows) -> Section:
+    """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
+    points, lost = [], []
+    for method in cfg.methods:
+        for each in cfg.candidates(method):
+            power = "L1" if method.parametrization == LASSO else f"α = {method.alpha:g}"
+            name = f"{power}, {each.lr:g}" + (f", {each.decay:g}" if cfg.decays else "")
+            tried = rows_of(every, method, each)
+            if pruned := tried.mean(lambda row: fmean(row["test"][i] for i in cfg.band_points)):
+                dense = 100 * fmean(tried.values(lambda row: row["test"][-1]))
+                points.append(Point(name, dense, pruned, method.alpha))
+            if tried.lost:
+                lost.append(f"{name} ({tried.lost} of {len(tried)})")
+    least = max((point.x for point in points), default=0.0) - 100 * TRAINED
+    weak = [f"{point.method} ({point.x:.1f}%)" for point in points if point.x < least]
+    text = (
+        f"Every power with every learning rate that was tried, chosen or not, named by the two"
+        f"{' and by the decay' if cfg.decays else ''}. Where a point of α > 1 lies above and to the right of the "
+        "hollow ones, Powerpropagation has moved the frontier. Rates that were not chosen have n = "
+        f"{cfg.tuning_seeds}."
+    )
+    text += f" Seeds that diverged are left out: {'; '.join(lost)}." if lost else ""
+    text += (
+        f" Not drawn, more than {100 * TRAINED:g} points below the best dense accuracy: {'; '.join(weak)}."
+        if weak
+        else ""
+    )
+    picture = Figure(
+        "frontier", scatter, [point for point in points if point.x >= least],
+        title="Dense accuracy against accuracy when pruned", xlabel="dense test accuracy (%)",
+        ylabel=f"test accuracy, {percents(cfg.band)} of the weights kept", percent=True,
+    )  # fmt: skip
+    return Section("What a learning rate buys", text, [picture] if points else [])
+
+
+def stats(cfg: Config, measured: Sequence[Measured]) -> list[Stat]:
+    """The numbers at the top of the page."""
+    if (pair := baseline_and_best(measured)) is None:
+        return []
+    base, best = pair
+    gain, (peak, at) = mean_gain(cfg, base, best), largest_gain(cfg, base, best)
+    dense = [len(cfg.grid) - 1]
+    return [
+        Stat(
+            "gain over the baseline", f"{100 * gain:+.1f} points", f"mean over {percents(cfg.band)} of the weights kept"
+        ),
+        Stat("largest gain", f"{100 * peak:+.1f} points", f"at {cfg.grid[at]:.1%} kept"),
+        *(Stat(m.label, f"{m.at(cfg.band_points).mean:.1%}", f"dense {m.at(dense).mean:.2%}") for m in (best, base)),
+    ]
+
+
+def mean_gain(cfg: Config, base: Measured, best: Measured) -> float:
+    """The difference of the mean test accuracies over the band."""
+    return best.at(cfg.band_points).mean - base.at(cfg.band_points).mean
+
+
+def largest_gain(cfg: Config, base: Measured, best: Measured) -> tuple[float, int]:
+    """The largest difference of the mean test accuracies at one point of the grid, and that point."""
+    gains = best.curve(cfg, "test").mean - base.curve(cfg, "test").mean
+    return float(gains.max()), int(gains.argmax())
+
+
+def headline(cfg: Config, measured: Sequence[Measured], story: Story) -> Headline | None:
+    """The gain over the baseline: the largest at one fraction kept, which the paper speaks of, and over the band."""
+    if (pair := baseline_and_best(measured)) is None:
+        return None
+    base, best = pair
+    gain, at = largest_gain(cfg, base, best)
+    what = (
+        f"{best.label} against {base.label}: largest gain in test accuracy, and the mean over {percents(cfg.band)} of "
+        "the weights kept"
+    )
+    here = f"{100 * gain:+.1f} points at {cfg.grid[at]:.1%}; mean {100 * mean_gain(cfg, base, best):+.1f}"
+    for rival in (m for m in measured if m.method.parametrization == LASSO):
+        here += f" ({rival.label}: {100 * mean_gain(cfg, base, rival):+.1f})"
+    return Headline(what, here, story.printed)
+
+
+STORIES = {
+    "mnist-oneshot": Story(
+        "One-shot pruning of LeNet-300-100 on MNIST",
+        "Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
+        "Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
+        "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
+        MNIST["paper"],
+    ),
+    "mnist-optimisers": Story(
+        "Powerpropagation with Adam on MNIST",
+        "Appendix A. The paper shows one figure and prints no values; it finds virtual targets best, Adam on φ "
+        "directly next, and plain Adam last.",
+        "Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
+        "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual targets), "
+        "it does not.",
+        OPTIMISERS["paper"],
+    ),
+    "cifar-oneshot": Story(
+        "One-shot pruning on CIFAR-10",
+        "Section 5.1, figure 3a. The paper reports gains of up to 33 points at some sparsities, for the whole network "
+        "and 100,000 steps.",
+        "The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, without "
+        "retraining.",
+        CIFAR["paper"],
+        printed="gains of up to 33 points (whole network, 100,000 steps)",
+    ),
+}
+
+EXPERIMENTS = {
+    name: Experiment(name, title, paper, presets, partial(main, story=STORIES[name]))
+    for name, title, paper, presets in (
+        (
+            "mnist-oneshot", "accuracy of LeNet-300-100 against weights kept, after one-shot pruning",
+            "figure 2 a–d, section 3", MNIST,
+        ),
+        (
+            "mnist-optimisers", "Adam alone, on φ directly and through virtual targets, after one-shot pruning",
+            "appendix A", OPTIMISERS,
+        ),
+        (
+            "cifar-oneshot", "accuracy on CIFAR-10 against weights kept, after one-shot pruning",
+            "figure 3a, section 5.1", CIFAR,
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,613 @@
+"""Every method of the paper's table 1, with and without Powerprop: the table, extended training, extreme sparsity.
+
+Rows are methods, columns are sparsities with their distribution. All methods share the network, the batches, the
+optimiser (SGD with momentum, cosine schedule) and the number of steps; the learning rate of each is chosen on
+validation images at one sparsity, over all seeds of the rates that come near the best. The rules for single layers are
+the paper's: a first convolution stays dense and the last layer at most 80% sparse, except under ERK. The paper's own
+table is of ResNet-50 on ImageNet (experiment `imagenet`); here the same methods are trained where two cores can do it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import powerprop as pp
+from powerprop.allocate import Layers, at_most
+from powerprop.flops import count_flops
+from powerprop_paper import data, models
+from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.report import Curve, Mean, Point, lines, scatter
+from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
+from powerprop_paper.settings import (
+    Count,
+    EachOnce,
+    Natural,
+    NonNegative,
+    Positive,
+    Power,
+    Range,
+    Seeds,
+    Settings,
+    require,
+)
+from powerprop_paper.sparse_methods import METHODS, ONESHOT, UNPRUNED, UPDATES_EVERY, asked, parse, training_cost
+from powerprop_paper.train import (
+    MetricsLog,
+    Precision,
+    accuracy_in,
+    equal_rate,
+    evaluate,
+    fit,
+    local_device,
+    read_metrics,
+)
+
+MOMENTUM = 0.9
+NEAR = 0.003
+"""A rate within this validation accuracy of the best gets all seeds: one run and one validation set judge noisily."""
+SEEN = 5_000
+"""Training images by which statistics of batch norms are measured again after one-shot pruning, in ten batches."""
+
+# Settings.
+
+
+class Problem(NamedTuple):
+    """A data set with the network that learns it, and the length of a training that is not shortened."""
+
+    data: str
+    label: str
+    build: Callable[..., nn.Module]
+    rules: Layers
+    convolutions: bool
+    full_steps: int
+
+
+PROBLEMS = {
+    "mnist": Problem(
+        "mnist", "LeNet-300-100 on MNIST", models.lenet_300_100, {"fc3.weight": at_most(0.8)}, False, 32_000
+    ),
+    "cifar10": Problem(
+        "cifar10", "ResNet-20 on CIFAR-10", models.resnet20, {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}, True,
+        64_000,
+    ),
+    "fast-cifar": Problem(
+        "cifar10", "a network made for speed (`models.fast_cifar`) on CIFAR-10", models.fast_cifar,
+        {"stem.weight": 0.0, "fc.weight": at_most(0.8)}, True, 3_600,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """The settings of a sparse-training table."""
+
+    task: Literal["mnist", "cifar10", "fast-cifar"]
+    """LeNet-300-100, ResNet-20, or CIFAR-10 with a network made for speed"""
+    methods: Annotated[tuple[str, ...], EachOnce()]
+    """rows of the table: dense, static, rigl, pp-topkast-0, …"""
+    sparsities: Annotated[tuple[str, ...], EachOnce()]
+    """columns of the table, such as "uniform 0.95" or "erk 0.9" """
+    alpha: Power
+    """the power of Powerprop"""
+    lrs: Annotated[tuple[Positive, ...], EachOnce()]
+    """candidates of the learning rate; each method's is chosen by validation accuracy at `tune_at`"""
+    tune_at: str
+    """the sparsity at which rates are chosen"""
+    seeds: Seeds
+    """runs of each cell"""
+    steps: Count
+    """of a cycle of training"""
+    extended: tuple[str, ...] = ()
+    """the methods of the extended-training table"""
+    cycles: tuple[Count, ...] = ()
+    """of each of its trainings, at `tune_at`"""
+    magnitude: NonNegative = 0.0
+    """the candidates are those of α = 1, and for α > 1 such that a weight of this size learns equally fast; 0: they are
+    the same for every method"""
+    batch: Count = 100
+    """images per step"""
+    nesterov: bool = False
+    """look ahead along the momentum"""
+    weight_decay: NonNegative = 1e-4
+    """of SGD"""
+    clip: NonNegative = 0.0
+    """largest norm of the gradient; 0 leaves it as it is. A filter with a few weights, on channels that have died,
+    gives a constant: its batch norm divides by almost nothing and magnifies the gradient of the others"""
+    label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """of the cross-entropy"""
+    shift: Natural = 4
+    """training images in colour are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they
+    are"""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of the forward and backward pass"""
+    warmup: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """the fraction of the steps in which the learning rate rises linearly to its full value"""
+    topkast_every: Count = 5
+    """steps between refreshes of Top-KAST's masks, 100 in its paper. In short trainings at high rates it must be more
+    often, because weights that are trained but not used drift apart"""
+    topkast_decay: NonNegative = 1e-4
+    """λ of Top-KAST, by which weights that are trained but not used decay"""
+    regrow_every: Count = UPDATES_EVERY
+    """steps between mask updates where growth is random (SET, DSR), 100 in the papers. A short training needs more
+    tries in fewer steps"""
+    train: Natural = 0
+    """the first so many training images are trained on; 0 means all that are not held back"""
+    validation: Count = 5_000
+    """the last so many training images choose the learning rate"""
+    test: Natural = 0
+    """the first so many test images are measured; 0 means all"""
+    checkpoint_every: Count = 1_000
+    """steps between checkpoints"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (*self.methods, *self.extended):
+            require(name in METHODS, f"method must be one of {', '.join(METHODS)}, got {name!r}")
+        for target in (*self.sparsities, self.tune_at):
+            parse(target)
+
+    def candidates(self, method: str) -> tuple[float, ...]:
+        """The learning rates that a method is tried with, to two digits."""
+        if not self.magnitude or not METHODS[method].powerprop:
+            return self.lrs
+        return tuple(float(f"{equal_rate(lr, self.magnitude, self.alpha):.2g}") for lr in self.lrs)
+
+    @property
+    def sparse(self) -> list[str]:
+        """The methods that are not dense."""
+        return [name for name in self.methods if not METHODS[name].dense]
+
+    @property
+    def uniform(self) -> list[str]:
+        """The targets with a uniform distribution."""
+        return [target for target in self.sparsities if parse(target)[0] == "uniform"]
+
+
+LEFT_OUT = (
+    "pp-dense", "one-shot", "pp-one-shot", *(f"pp-{m}" for m in ("static", "snip", "set", "dsr", "snfs", "rigl"))
+)  # fmt: skip
+TABLE = ("uniform 0.8", "uniform 0.9", "uniform 0.95", "uniform 0.98", "uniform 0.99", "erk 0.8", "erk 0.9")
+PAIR = ("rigl", "pp-topkast-0")
+
+MNIST = {
+    "smoke": Config(
+        task="mnist", methods=("dense", "static", "rigl", "pp-topkast-50", "pp-iterative", "pp-one-shot"),
+        sparsities=("uniform 0.9", "erk 0.9"), alpha=2.0, lrs=(0.05,), tune_at="uniform 0.9", seeds=2, steps=20,
+        cycles=(2,), extended=("rigl",), train=600, validation=300, test=300, checkpoint_every=10,
+    ),
+    "cpu": Config(
+        task="mnist", methods=tuple(name for name in METHODS if name not in LEFT_OUT),
+        sparsities=("uniform 0.95", "uniform 0.98", "uniform 0.99"), alpha=1.5, lrs=(0.05, 0.1, 0.2, 0.4),
+        tune_at="uniform 0.98", seeds=3, steps=10_000, weight_decay=5e-4, topkast_every=1, regrow_every=25,
+    ),
+    "paper": Config(
+        task="mnist", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
+        tune_at="uniform 0.98", seeds=3, steps=PROBLEMS["mnist"].full_steps, cycles=(2, 3, 5), extended=PAIR,
+    ),
+}  # fmt: skip
+
+CIFAR = {
+    "smoke": Config(
+        task="fast-cifar", methods=("dense", "pp-topkast-0"), sparsities=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
+        tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, checkpoint_every=1,
+        nesterov=True, label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0, magnitude=0.1,
+    ),
+    "cpu": Config(
+        task="fast-cifar",
+        methods=(
+            "dense", "static", "snip", "set", "rigl", "snfs", "dsr", "iterative", "pp-iterative", "topkast-0",
+            "pp-topkast-0",
+        ),
+        sparsities=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5, lrs=(0.2, 0.4), magnitude=0.1,
+        tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True, weight_decay=5e-4, clip=3.0,
+        label_smoothing=0.1, shift=2, precision="bfloat16", checkpoint_every=180, warmup=0.2, topkast_every=1,
+        topkast_decay=1e-3, regrow_every=25,
+    ),
+    "paper": Config(
+        task="cifar10", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2),
+        tune_at="uniform 0.95", seeds=3, steps=PROBLEMS["cifar10"].full_steps, batch=128, weight_decay=5e-4,
+        warmup=0.05, topkast_every=100, cycles=(2, 3, 5), extended=PAIR,
+    ),
+}  # fmt: skip
+
+
+# One job: train a method at one sparsity, and measure it.
+
+
+def train(
+    cfg: Config, folder: Path, progress: Progress, method: str, target: str, lr: float, cycles: int, seed: int
+) -> dict[str, Any]:
+    """The same seed gives every method the same initial weights and the same batches."""
+    device, problem, steps = local_device(), PROBLEMS[cfg.task], cfg.steps * cycles
+    splits = load_splits(cfg).to(device)
+    model = problem.build(generator=torch.Generator().manual_seed(seed)).to(device)
+    if problem.convolutions:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = make_optimizer(cfg, model, method, target, lr, seed, steps)
+    precision = Precision(cfg.precision, device.type)
+    augment = data.random_shift_flip(cfg.shift) if problem.convolutions else None
+    batches = data.Batches(*splits.train, cfg.batch, torch.Generator().manual_seed(seed), augment)
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        fit(
+            model, optimizer, batches, steps, loss=partial(cross_entropy, label_smoothing=cfg.label_smoothing),
+            precision=precision, schedule=lambda step: rate(step / steps, cfg.warmup), clip=cfg.clip or None,
+            checkpoint=folder / "checkpoint.pt", checkpoint_every=cfg.checkpoint_every, log=log,
+            evaluate=lambda model: {"accuracy": accuracy_in(precision, model, splits.validation)},
+            eval_every=cfg.checkpoint_every,
+            progress=lambda step, values: progress(step / steps, {"step": step, **values}),
+        )  # fmt: skip
+    masks = prune_at_once(cfg, model, target, splits) if METHODS[method].kind == ONESHOT else optimizer.active
+    return measure(cfg, model, optimizer, masks, splits, method, target)
+
+
+def load_splits(cfg: Config) -> data.Splits:
+    """Training, validation and test images as floats; CIFAR's standardised."""
+    problem = PROBLEMS[cfg.task]
+    pixels = "standard" if problem.convolutions else "unit"
+    return data.load_splits(problem.data, pixels, cfg.validation, cfg.train, cfg.test)
+
+
+def layer_rules(cfg: Config, distribution: str) -> Layers:
+    """A first convolution stays dense, the last layer at most 80% sparse; ERK prunes them too (appendix C)."""
+    return {} if distribution == "erk" else PROBLEMS[cfg.task].rules
+
+
+def make_optimizer(
+    cfg: Config, model: nn.Module, method: str, target: str, lr: float, seed: int, steps: int
+) -> pp.Powerprop:
+    """SGD with momentum, the method and its α."""
+    base = torch.optim.SGD(
+        model.parameters(), lr, momentum=MOMENTUM, weight_decay=cfg.weight_decay, nesterov=cfg.nesterov
+    )
+    distribution, sparsity = parse(target)
+    sparsify = METHODS[method].make(
+        sparsity, distribution, steps, layer_rules(cfg, distribution), seed, cfg.topkast_every, cfg.regrow_every,
+        cfg.topkast_decay,
+    )  # fmt: skip
+    return pp.Powerprop(base, model, cfg.alpha if METHODS[method].powerprop else 1.0, sparsify=sparsify)
+
+
+def rate(done: float, warmup: float) -> float:
+    """The learning rate when a fraction of the training is done: a linear rise, and the fall of a cosine over it."""
+    rising = min(1.0, done / warmup) if warmup else 1.0
+    return rising * (1 + math.cos(math.pi * done)) / 2
+
+
+def prune_at_once(cfg: Config, model: nn.Module, target: str, splits: data.Splits) -> pp.Masks:
+    """Prune a dense network after its training, and measure the statistics of its batch norms again."""
+    distribution, sparsity = parse(target)
+    masks = pp.prune(model, sparsity, distribution, layer_rules(cfg, distribution))
+    pp.recalibrate(model, torch.split(splits.train.x[:SEEN], SEEN // 10))
+    return masks
+
+
+def measure(
+    cfg: Config, model: nn.Module, optimizer: pp.Powerprop, masks: pp.Masks, splits: data.Splits, method: str,
+    target: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Accuracies, the weights kept and asked for, and FLOPs relative to dense training."""
+    flops = count_flops(model, tuple(splits.test.x.shape[1:]))
+    return {
+        "test": evaluate(model, *splits.test, batch=data.AT_ONCE).accuracy,
+        "validation": evaluate(model, *splits.validation, batch=data.AT_ONCE).accuracy,
+        "kept": {name: int(mask.count_nonzero()) for name, mask in masks.items()},
+        "asked": asked(masks, METHODS[method], target, layer_rules(cfg, parse(target)[0])),
+        "sparsity": masks.sparsity(),
+        "inference_flops": flops.inference(masks),
+        "training_flops": training_cost(flops, optimizer.sparsify, masks, optimizer.trainable),
+    }
+
+
+def is_exact(row: Row) -> bool:
+    """True if the weights kept are, to the weight, those asked for."""
+    kept, wanted = row["kept"], row["asked"]
+    return bool(kept == wanted if isinstance(wanted, dict) else sum(kept.values()) == wanted)
+
+
+# The choice of the learning rates, in two rounds, and the table.
+
+
+def main(cfg: Config, run: Run) -> Page:
+    """One run of each method at each candidate rate; all seeds of those near the best; the table at the chosen ones."""
+    run.prepare(lambda: data.load(PROBLEMS[cfg.task].data).split_validation(cfg.validation))
+    names = list(dict.fromkeys((*cfg.methods, *cfg.extended)))
+    first = run.map(train, [job(name, cfg.tune_at, lr, 0) for name in names for lr in cfg.candidates(name)])
+    tried = [(name, lr) for name in names for lr in finalists(first.where(method=name))]
+    final = run.map(train, [job(name, cfg.tune_at, lr, seed) for name, lr in tried for seed in range(cfg.seeds)])
+    lrs = {name: choose(final.where(method=name)) for name in names}
+    cells = [(name, target, 1) for name in cfg.methods for target in cfg.sparsities]
+    cells += [(name, cfg.tune_at, cycles) for name in cfg.extended for cycles in (1, *cfg.cycles)]
+    table = [job(n, target, lrs[n], seed, cycles) for n, target, cycles in cells for seed in range(cfg.seeds)]
+    return page(cfg, run.map(train, table), lrs)
+
+
+def job(method: str, target: str, lr: float, seed: int, cycles: int = 1) -> dict[str, Any]:
+    """The settings of a training; a dense network has one target, whatever is asked."""
+    target = UNPRUNED if METHODS[method].dense else target
+    return {"method": method, "target": target, "lr": lr, "cycles": cycles, "seed": seed}
+
+
+def score(tried: Rows) -> float:
+    """Mean validation accuracy; nothing for a run that diverged."""
+    return fmean(0.0 if row.lost else row["validation"] for row in tried)
+
+
+def finalists(first: Rows) -> list[float]:
+    """The rates of a method whose first seed comes near the best."""
+    scores = {lr: score(rows) for lr, rows in first.by("lr").items()}
+    return [lr for lr in scores if scores[lr] >= max(scores.values()) - NEAR]
+
+
+def choose(final: Rows) -> float:
+    """The finalist with the best mean validation accuracy over the seeds."""
+    tried = final.by("lr")
+    return float(max(tried, key=lambda lr: score(tried[lr])))
+
+
+# The page.
+
+PAIRS = (
+    ("rigl", "static"),
+    ("pp-topkast-0", "topkast-0"),
+    ("pp-topkast-50", "topkast-50"),
+    ("pp-iterative", "iterative"),
+    ("pp-one-shot", "one-shot"),
+)
+"""Comparisons that the paper makes: the first is expected to be the better."""
+DRAWN = ("dense", "static", "rigl", "iterative", "topkast-0", "pp-iterative", "pp-topkast-0")
+"""The methods whose training is drawn: more could not be told apart."""
+AGAINST_SPARSITY = ("static", "set", "rigl", "iterative", "topkast-0", "pp-iterative", "pp-topkast-0")
+FAR = 0.05
+"""A method that falls by more than this below all others would hide their differences."""
+TWINS = "Thick lines and filled markers: with Powerprop; thin and hollow: without."
+PAPER = (
+    "Tables 1 and 2 and the extreme-sparsity figure of section 5.2 are of ResNet-50 on ImageNet; their values stand "
+    "in the report of `imagenet`. The paper finds RigL above Static, and Powerprop above the method alone for Top-KAST "
+    "and Iterative pruning, at every sparsity."
+)
+PRINTED = "+1.5 points at 95% (72.1 against 70.6, ResNet-50 on ImageNet)"
+DUELS = "The two of a pair share initial weights and batches, seed by seed; a positive difference is as expected."
+
+
+def page(cfg: Config, rows: Rows, lrs: Mapping[str, float]) -> Page:
+    """What the run says of the methods with their chosen rates."""
+    figures = [*against_sparsity(cfg, rows), *against_cost(cfg, rows)]
+    sections = [
+        Section("Test accuracy", "", figures, [main_table(cfg, rows), cost_table(cfg, rows)]),
+        Section("Who beats whom", DUELS, (), [duels(cfg, rows)]),
+        Section("During training", "", [each for target in cfg.uniform for each in during_training(cfg, rows, target)]),
+        Section("Sparsity asked and reached", "", (), [exactness(cfg, rows)]),
+    ]
+    if cfg.extended:
+        sections.append(Section("Extended training", "", (), [extended(cfg, rows)]))
+    rates: list[list[Value]] = [[METHODS[name].label, lr] for name, lr in lrs.items()]
+    chosen = Table("Chosen", ["method", "learning rate"], rates)
+    sections.append(Section("Learning rates", about_rates(cfg), (), [chosen]))
+    intro = f"Every method starts from the same weights and sees the same batches.\n\n{note(cfg)}"
+    return Page(f"Sparse training: {cfg.task}", intro, sections, PAPER, stats(cfg, rows), headline(cfg, rows))
+
+
+def note(cfg: Config) -> str:
+    """What this run did, and what was shortened."""
+    problem = PROBLEMS[cfg.task]
+    length = f"{cfg.steps:,} steps of {cfg.batch} images"
+    if cfg.steps < problem.full_steps:
+        length += f" (shortened: a full training has {problem.full_steps:,})"
+    measured = f"the first {cfg.test:,} test images" if cfg.test else "all test images"
+    often = f"every {cfg.topkast_every} steps" if cfg.topkast_every > 1 else "after every step"
+    clip = f" Gradients are clipped to a norm of {cfg.clip:g}." if cfg.clip else ""
+    return (
+        f"This run: {problem.label}, α = {cfg.alpha:g}, {length}, {cfg.seeds} seed(s), {measured}. Top-KAST chooses "
+        f"its masks anew {often}.{clip}"
+    )
+
+
+def cell(rows: Rows, method: str, target: str, cycles: int = 1) -> Rows:
+    """The seeds of a method at a sparsity."""
+    return rows.where(method=method, target=UNPRUNED if METHODS[method].dense else target, cycles=cycles)
+
+
+def accuracy(found: Rows) -> Mean | str:
+    """Mean test accuracy and standard deviation over the seeds that did not diverge."""
+    return found.mean("test") or "diverged"
+
+
+def title_of(target: str) -> str:
+    """A target as shown: 95% or 90% (ERK)."""
+    distribution, sparsity = parse(target)
+    return f"{sparsity:.0%}" + (" (ERK)" if distribution == "erk" else "")
+
+
+def curve(method: str, x: Sequence[float], values: Any) -> Curve:
+    """A row of the table as a curve."""
+    one, alone = METHODS[method], METHODS[method.removeprefix("pp-")]
+    return Curve(one.label, None, x, values, method=alone.label, plain=not one.powerprop)
+
+
+def against_sparsity(cfg: Config, rows: Rows) -> list[Figure]:
+    """Accuracy against sparsity, uniform distribution.
+
+    Where Static falls so far that beside it the others could not be told apart, it stands in the table alone.
+    """
+    curves = {}
+    for method in (name for name in AGAINST_SPARSITY if name in cfg.methods):
+        runs = [cell(rows, method, target).values("test") for target in cfg.uniform]
+        if runs and all(len(each) == cfg.seeds for each in runs):
+            per_seed = [list(each) for each in zip(*runs, strict=True)]
+            curves[method] = curve(method, [parse(target)[1] for target in cfg.uniform], per_seed)
+    others = [each.mean.min() for method, each in curves.items() if method != "static"]
+    caption = TWINS
+    if "static" in curves and others and curves["static"].mean.min() < min(others) - FAR:
+        del curves["static"]
+        caption += " Static is far below and stands in the table alone."
+    options: dict[str, Any] = {"percent": True, "fractions": True, "caption": caption, "wide": True}
+    labels = {"title": "Accuracy against sparsity", "xlabel": "sparsity", "ylabel": "test accuracy"}
+    return [Figure("sparsity", lines, list(curves.values()), **labels, **options)] if curves else []
+
+
+def against_cost(cfg: Config, rows: Rows) -> list[Figure]:
+    """Accuracy against what the training cost, where the rates were chosen."""
+    points = []
+    for method in cfg.methods if cfg.tune_at in cfg.sparsities else ():
+        found = cell(rows, method, cfg.tune_at)
+        if cost := found.mean("training_flops"):
+            points.append(Point(METHODS[method].label, cost.mean, Mean.of(found.values("test"))))
+    title = f"Accuracy against the FLOPs of a training, {parse(cfg.tune_at)[1]:.0%} sparsity"
+    labels = {"title": title, "xlabel": "FLOPs, dense = 1", "ylabel": "test accuracy"}
+    caption = "Filled markers: with Powerprop."
+    return [Figure("cost", scatter, points, **labels, percent=True, caption=caption)] if points else []
+
+
+def during_training(cfg: Config, rows: Rows, target: str) -> list[Figure]:
+    """Validation accuracy during training."""
+    curves = []
+    for method in (name for name in DRAWN if name in cfg.methods):
+        for row in cell(rows, method, target).where(seed=0).finished:
+            measured = [each for each in read_metrics(row.file("metrics.jsonl")) if "accuracy" in each]
+            curves.append(curve(method, [m["step"] for m in measured], [m["accuracy"] for m in measured]))
+    sparsity = parse(target)[1]
+    labels = {"title": f"Training at {sparsity:.0%} sparsity", "xlabel": "step", "ylabel": "validation accuracy"}
+    caption = f"First seed, at the chosen rate. {TWINS}"
+    options: dict[str, Any] = {"percent": True, "caption": caption, "wide": True}
+    return [Figure(f"training-{100 * sparsity:g}", lines, curves, **labels, **options)] if curves else []
+
+
+def table(
+    title: str, names: Sequence[str], columns: Mapping[Any, Column], value: Callable[[str, Any], Value], caption: str
+) -> Table:
+    """A row for each method with a value in each column."""
+    rows = [[METHODS[name].label, *(value(name, key) for key in columns)] for name in names]
+    return Table(title, ["method", *columns.values()], rows, caption)
+
+
+def main_table(cfg: Config, rows: Rows) -> Table:
+    """Accuracies; dense networks have a column of their own."""
+    dense = {UNPRUNED: Percent("dense", digits=2)} if cfg.sparse != list(cfg.methods) else {}
+    columns = dense | {target: Percent(title_of(target), "max", 2) for target in cfg.sparsities}
+
+    def value(name: str, target: str) -> Value:
+        return accuracy(cell(rows, name, target)) if METHODS[name].dense == (target == UNPRUNED) else None
+
+    return table("Test accuracy by method and sparsity", cfg.methods, columns, value, "Percent.")
+
+
+def cost_table(cfg: Config, rows: Rows) -> Table:
+    """What each training costs, as a multiple of the dense one."""
+
+    def value(name: str, target: str) -> Value:
+        cost = cell(rows, name, target).mean("training_flops")
+        return cost.mean if cost else "diverged"
+
+    columns = {target: Column(title_of(target), digits=3) for target in cfg.sparsities}
+    caption = "FLOPs of a training, dense = 1, as the papers on RigL and Top-KAST count them; mean over the seeds."
+    return table("Training FLOPs by method and sparsity", cfg.sparse, columns, value, caption)
+
+
+def duels(cfg: Config, rows: Rows) -> Table:
+    """first - second of every pair at every sparsity."""
+    shown: list[list[Value]] = [
+        [
+            f"{METHODS[first].label} - {METHODS[second].label}",
+            *(difference(cell(rows, first, each), cell(rows, second, each)) or "diverged" for each in cfg.sparsities),
+        ]
+        for first, second in PAIRS
+        if first in cfg.methods and second in cfg.methods
+    ]
+    columns: list[str | Column] = ["", *(Percent(title_of(target), digits=2) for target in cfg.sparsities)]
+    caption = "Points of test accuracy, the first less the second."
+    return Table("Differences", columns, shown, caption)
+
+
+def difference(first: Rows, second: Rows) -> Mean | None:
+    """The mean difference over the seeds in which neither diverged: the two share initial weights and batches."""
+    others = {row["seed"]: row["test"] for row in second.finished}
+    found = [row["test"] - others[row["seed"]] for row in first.finished if row["seed"] in others]
+    return Mean.of(found) if found else None
+
+
+def exactness(cfg: Config, rows: Rows) -> Table:
+    """How many runs have exactly the sparsity asked, what that is over all layers, and what an image costs then."""
+    shown: list[list[Value]] = []
+    for target in cfg.sparsities:
+        found = Rows(row for name in cfg.sparse for row in cell(rows, name, target).finished)
+        ranges = [edge(found.values(of)) for of in ("sparsity", "inference_flops") for edge in (_least, _most)]
+        shown.append([title_of(target), len(found), sum(map(is_exact, found)), *ranges])
+    columns: list[str | Column] = [
+        "asked", "runs", "exact", Percent("least sparsity", digits=4), Percent("most", digits=4),
+        Column("least inference FLOPs", digits=3), Column("most FLOPs", digits=3),
+    ]  # fmt: skip
+    caption = (
+        "Counts are compared weight by weight. Sparsity is of all layers, of which the last has its own rule unless "
+        "the distribution is ERK; FLOPs are relative to dense."
+    )
+    return Table("Exact counts", columns, shown, caption)
+
+
+_least = partial(min, default=None)
+_most = partial(max, default=None)
+
+
+def extended(cfg: Config, rows: Rows) -> Table:
+    """More cycles at the sparsity of the choice."""
+    columns = {length: Percent(f"{length}x", "max", 2) for length in (1, *cfg.cycles)}
+    caption = f"Test accuracy in percent at {title_of(cfg.tune_at)} sparsity, training scaled as a whole."
+    return table(
+        "Extended training", cfg.extended, columns,
+        lambda name, length: accuracy(cell(rows, name, cfg.tune_at, length)), caption,
+    )  # fmt: skip
+
+
+def about_rates(cfg: Config) -> str:
+    """How the rates were chosen."""
+    tried = ", ".join(f"{lr:g}" for lr in cfg.lrs)
+    if cfg.magnitude:
+        scale = equal_rate(1.0, cfg.magnitude, cfg.alpha)
+        tried += f" (with Powerprop {scale:.3g} times as much: a weight of {cfg.magnitude:g} learns equally fast)"
+    return (
+        f"Each method's rate is the one of {tried} with the best validation accuracy at {title_of(cfg.tune_at)} "
+        f"sparsity: one seed of all, then all seeds of those within {100 * NEAR:g} points of the best. The test images "
+        "play no part in it."
+    )
+
+
+def stats(cfg: Config, rows: Rows) -> list[Stat]:
+    """The best method at each of the highest sparsities."""
+    tiles = []
+    for target in cfg.sparsities[-4:]:
+        means = {name: found for name in cfg.sparse if (found := cell(rows, name, target).mean("test"))}
+        if means:
+            best = max(means, key=lambda name: means[name].mean)
+            tiles.append(Stat(f"best at {title_of(target)}", f"{means[best].mean:.2%}", METHODS[best].label))
+    return tiles
+
+
+def headline(cfg: Config, rows: Rows) -> Headline | None:
+    """What Powerprop adds to iterative pruning at the highest uniform sparsity."""
+    target = max(cfg.uniform, key=lambda each: parse(each)[1], default=None)
+    if target is None:
+        return None
+    ours, alone = (cell(rows, name, target).mean("test") for name in ("pp-iterative", "iterative"))
+    if ours is None or alone is None:
+        return None
+    what = f"Powerprop + Iterative pruning against Iterative pruning, test accuracy at {title_of(target)} sparsity"
+    gain, both = 100 * (ours.mean - alone.mean), f"{100 * ours.mean:.2f} against {100 * alone.mean:.2f}"
+    return Headline(what, f"{gain:+.2f} points ({both})", PRINTED)
+
+
+EXPERIMENTS = {
+    name: Experiment(name, title, "tables 1 and 2, extreme-sparsity figure, section 5.2", presets, main)
+    for name, title, presets in (
+        ("sparse-training", "every sparse-training method on MNIST, LeNet-300-100", MNIST),
+        ("sparse-training-cifar", "every sparse-training method on CIFAR-10, a network made for speed", CIFAR),
+    )
+}

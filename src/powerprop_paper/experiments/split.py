@@ -1,0 +1,721 @@
+"""Task after task in one network, each with a sub-network of its own: section 5.3 of the paper.
+
+The paper trains 50,000 steps per task (CIFAR: 75,000) with plain SGD and retrains as many; the presets `cpu` a few per
+cent of it, from smaller first weights and at learning rates that grow with α.
+
+`long-permuted-mnist` and its like are the figure "extremely long task sequences". γ = 0.9 leaves room for many tasks,
+and the grid of fractions is finer: in steps of 10% a crowded network would give away weights that a task does not need.
+The longest sequence goes on when no weight is free: then a task learns which of the frozen weights to use.
+
+`rotated-mnist` is no experiment of the paper. Leaving out the weights of earlier tasks, as "frugal-packnet" does, might
+cost most where tasks resemble each other: both forms stand beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal, NamedTuple
+
+from powerprop.continual import GRID, Accuracies, Scenario, accuracy_on, learn_stream
+from powerprop.continual.packing.search import check_grid
+from powerprop_paper import data
+from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
+from powerprop_paper.packing import Measures, load_images, make_learner, make_stream, rate
+from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.report import Curve, Mean, heatmap, lines
+from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
+from powerprop_paper.settings import (
+    Count,
+    EachOnce,
+    Natural,
+    NonNegative,
+    Positive,
+    Powers,
+    Range,
+    Seeds,
+    Settings,
+    require,
+)
+from powerprop_paper.train import MetricsLog, NonFiniteError, local_device
+from powerprop_paper.train.precision import matmul_precision, precision_note
+from powerprop_paper.train.task_log import StepCount, TaskLog
+
+LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "packnet": "PackNet"}
+"""Names in tables; EPN is the paper's short form of EfficientPackNet."""
+COLOURS = {"frugal-packnet": "Frugal EfficientPackNet", "efficient-packnet": "EfficientPackNet", "packnet": "PackNet"}
+"""Methods as the table of colours calls them."""
+
+OURS = ("EfficientPackNet", "Powerprop + EfficientPackNet")
+"""The rows of the paper's table that are its own."""
+
+Share = Annotated[float, Range(0, 1, above=True)]
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """The settings of an experiment in which tasks are learned one after the other."""
+
+    tasks: Count
+    """how many; a split stream has the classes of the data in equal parts"""
+    alphas: Powers
+    """powers; 1 is the method without Powerpropagation"""
+    lr: Positive
+    """learning rate at α = 1"""
+    seeds: Seeds
+    """runs of each method: first weights, order of pixels, batches"""
+    steps: Count
+    """of training per task"""
+    retrain_steps: Natural
+    """after pruning"""
+    gamma: Share
+    """fraction of the dense validation accuracy that a sub-network must keep"""
+    data: Literal["mnist", "cifar100"] = "mnist"
+    """data set"""
+    stream: Literal["permuted", "rotated", "split"] = "permuted"
+    """pixels of every task in an order of its own, images at an angle of its own, or some classes per task"""
+    model: Literal["mlp", "alexnet"] = "mlp"
+    """two hidden layers and one output layer for all tasks, or convolutions and one output layer per task"""
+    methods: Annotated[tuple[Literal["frugal-packnet", "efficient-packnet", "packnet"], ...], EachOnce()] = (
+        "efficient-packnet",
+    )
+    """efficient-packnet is the paper's: all weights take part, pruned at once; frugal-packnet prunes gradually, reuses
+    the output layer of earlier tasks alone, and learns masks over frozen weights when a layer is full"""
+    frugal_gamma: Share = 0.96
+    """the gamma of frugal-packnet"""
+    prunings: Natural = 3
+    """how often frugal-packnet prunes further inside the retraining steps; 0 prunes at once"""
+    pruning_steps: Count = 100
+    """between two of these prunings"""
+    scale_lr: bool = True
+    """let the learning rate fit α, so that a weight of size `magnitude` learns as fast; otherwise all have one rate"""
+    magnitude: Positive = 0.03
+    """a typical weight"""
+    momentum: Annotated[float, Range(0, 1, below=True)] = 0.0
+    """of SGD"""
+    decay: tuple[Literal["training", "retraining"], ...] = ()
+    """let the learning rate fall to zero along these phases"""
+    init_scale: Positive = 1.0
+    """the standard deviation of the first weights, and of those that are initialised again, in units of Glorot's; small
+    ones leave the largest weights to those that have learned something"""
+    clip: NonNegative = 0.0
+    """the largest norm of a gradient; 0 is any"""
+    shift: Natural = 0
+    """training images of alexnet are moved by up to so many pixels, half of them mirrored; 0 leaves them as they are"""
+    batch: Count = 64
+    """images per step"""
+    width: Count = 1000
+    """units of a hidden layer of the mlp"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """of the mlp: of the factors in products of matrices, all else is float32; of alexnet: of the passes of training,
+    networks are measured and pruned in float32"""
+    candidates: tuple[str, ...] = ()
+    """settings to choose from, each such as "lr=0.1 gamma=0.98 clip=1", for every method and power by itself: the best
+    on validation images of the first tasks among those that leave room for all"""
+    tuning_tasks: Count = 2
+    """so many tasks decide"""
+    search: Literal["linear", "binary", "taylor"] = "linear"
+    """how the sparsity of a task is found"""
+    grid: tuple[float, ...] = GRID
+    """kept fractions to choose from; frugal-packnet goes on below the last, down to 0.05%"""
+    images: Natural = 0
+    """only the last so many training images of the data are used; 0 means all"""
+    validation: Natural = 5000
+    """the last so many training images of the data decide the sparsity"""
+    test: Natural = 0
+    """the first so many test images of a task are measured; 0 means all"""
+    matrix: bool = True
+    """measure all tasks after each one, and the whole test set with inferred tasks at the end"""
+    groups: Annotated[tuple[Count, ...], EachOnce()] = (1, 4, 16, 64, 128)
+    """sizes of the groups of images whose task is inferred together"""
+    infer_at: tuple[Count, ...] = ()
+    """numbers of tasks after which inference is probed, besides the last"""
+    probe_tasks: Count = 10
+    """so many tasks, evenly spaced, are probed"""
+    probe_images: Count = 512
+    """test images of each"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for at in self.infer_at:
+            require(at <= self.tasks, f"infer_at must be in 1..{self.tasks}, the tasks, got {at}")
+        asked = self.prunings * self.pruning_steps if "frugal-packnet" in self.methods else 0
+        text = f"prunings times pruning_steps must be at most {self.retrain_steps}, the retrain_steps, got {asked}"
+        require(asked <= self.retrain_steps, text)
+        fits = not self.images or self.validation < self.images
+        require(fits, f"validation must be below the {self.images} images, got {self.validation}")
+        fits = self.model == "mlp" or self.stream == "split"
+        require(fits, f"model alexnet is for a split stream, got stream {self.stream!r}")
+        fits = self.model == "alexnet" or not self.shift
+        require(fits, f"shift moves images of networks of convolutions, got {self.shift} with {self.model}")
+        check_grid(self.grid)
+        require(len(set(self.candidates)) == len(self.candidates), f"candidates must differ, got {self.candidates}")
+        for text in self.candidates:
+            self.with_candidate(text)
+        fits = not self.candidates or self.tuning_tasks <= self.tasks
+        require(fits, f"tuning_tasks must be at most the {self.tasks} tasks, got {self.tuning_tasks}")
+
+    def with_candidate(self, text: str | None) -> Config:
+        """The settings with those of a candidate, which are refused where any others would be."""
+        if text is None:
+            return self
+        pairs = [word.partition("=")[::2] for word in text.split()]
+        try:
+            found = {name: float(number) for name, number in pairs}
+        except ValueError:
+            found = {}
+        good = len(found) == len(pairs) > 0 and found.keys() <= {"lr", "gamma", "clip"}
+        require(good, f"a candidate must look like 'lr=0.1 gamma=0.98 clip=1', some or all of these, got {text!r}")
+        if "gamma" in found:
+            found["frugal_gamma"] = found["gamma"]
+        return replace(self, candidates=(), **found)  # type: ignore[arg-type]
+
+
+PERMUTED = {
+    "smoke": Config(
+        tasks=3, alphas=(1.0, 1.375), lr=0.3, seeds=1, steps=8, retrain_steps=4, gamma=0.3, clip=1.0, width=40,
+        search="taylor", images=2_000, validation=500, test=64, groups=(1, 16), probe_images=32, prunings=2,
+        pruning_steps=2, frugal_gamma=0.3, methods=("frugal-packnet", "efficient-packnet"),
+    ),
+    "cpu": Config(
+        tasks=10, alphas=(1.0, 1.375), lr=1.0, seeds=1, steps=1_000, retrain_steps=500, gamma=0.99, clip=1.0,
+        decay=("retraining",), init_scale=0.5, search="binary", methods=("frugal-packnet", "efficient-packnet"),
+        frugal_gamma=0.995, precision="bfloat16",
+    ),
+    "paper": Config(
+        tasks=10, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000, retrain_steps=50_000, gamma=0.99,
+        scale_lr=False,
+    ),
+}  # fmt: skip
+
+ROTATED = {name: replace(preset, stream="rotated") for name, preset in PERMUTED.items()}
+ROTATED["smoke"] = replace(ROTATED["smoke"], gamma=0.6, frugal_gamma=0.6, search="binary")
+
+SPLIT = {
+    "smoke": replace(
+        PERMUTED["smoke"], stream="split", tasks=5, search="binary", probe_tasks=3,
+        methods=("frugal-packnet", "efficient-packnet", "packnet"),
+    ),
+    "cpu": replace(PERMUTED["cpu"], stream="split", tasks=5, seeds=3, search="linear", frugal_gamma=0.998),
+    "paper": replace(PERMUTED["paper"], stream="split", tasks=5),
+}  # fmt: skip
+
+SMALL_STEPS = tuple(round(0.95 * 0.95**k, 5) for k in range(100))
+"""Kept fractions, each 5% below the one before, from 95% to 0.6%."""
+LONG = {
+    "smoke": replace(
+        PERMUTED["smoke"], tasks=7, alphas=(1.0, 1.5), steps=4, retrain_steps=2, search="binary", grid=SMALL_STEPS,
+        matrix=False, infer_at=(3,), probe_tasks=3, pruning_steps=1,
+    ),
+    "cpu": replace(
+        PERMUTED["cpu"], tasks=100, alphas=(1.0, 1.25, 1.5), steps=700, retrain_steps=400, gamma=0.9, frugal_gamma=0.96,
+        methods=("frugal-packnet",), grid=SMALL_STEPS, validation=2_000, matrix=False, groups=(1, 16, 128),
+        infer_at=(10,), probe_images=256,
+    ),
+    "paper": replace(
+        PERMUTED["paper"], tasks=300, alphas=(1.0, 1.125, 1.25, 1.375, 1.5), gamma=0.9, matrix=False,
+        infer_at=(10, 100),
+    ),
+}  # fmt: skip
+LONGER = {
+    "smoke": replace(LONG["smoke"], alphas=(1.5,), infer_at=(2, 5)),
+    "cpu": replace(LONG["cpu"], tasks=300, alphas=(1.25,), infer_at=(10, 100), precision="float32"),
+    "paper": LONG["paper"],
+}
+ENDLESS = {
+    "smoke": replace(LONGER["smoke"], tasks=6, methods=("frugal-packnet",)),
+    "cpu": replace(LONGER["cpu"], tasks=900, infer_at=(100, 300), precision="bfloat16", probe_tasks=3),
+    "paper": replace(LONG["paper"], tasks=1000, methods=("frugal-packnet",)),
+}
+
+CIFAR = {
+    "smoke": Config(
+        data="cifar100", stream="split", tasks=2, model="alexnet", alphas=(1.75,), lr=0.05, seeds=1, steps=1,
+        retrain_steps=1, gamma=0.01, clip=1.0, batch=8, search="binary", grid=(0.9, 0.3), images=2_000,
+        validation=500, test=16, matrix=False, groups=(1, 8), probe_images=8, probe_tasks=2, precision="bfloat16",
+        momentum=0.9, shift=2, candidates=("lr=0.05 clip=1", "lr=0.1 gamma=0.02"), tuning_tasks=1,
+    ),
+    "cpu": Config(
+        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.375, 1.75), lr=0.02, seeds=1,
+        steps=1_000, retrain_steps=500, gamma=0.98, magnitude=0.02, momentum=0.9, decay=("training", "retraining"),
+        init_scale=0.5, shift=2, search="binary", validation=2_500, probe_images=128, precision="bfloat16",
+        candidates=(
+            "lr=0.02 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=2",
+            "lr=0.02 gamma=1 clip=0",
+        ),
+    ),
+    "paper": Config(
+        data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,
+        retrain_steps=75_000, gamma=0.99, scale_lr=False,
+    ),
+}  # fmt: skip
+
+
+# What is learned, and by what.
+
+
+def find_data(cfg: Config) -> None:
+    """Have the data at hand, and refuse settings that it does not fit."""
+    for method in cfg.methods:
+        fits = method == "packnet" or cfg.validation
+        require(fits, f"validation must be at least 1, which {method} decides by, got {cfg.validation}")
+    images = load_images(cfg)
+    data.check_images(cfg.model, *(((1, 28, 28), 10) if cfg.model == "mlp" else ((3, 32, 32), 100)), images)
+    fits = cfg.stream != "split" or images.classes % cfg.tasks == 0
+    require(fits, f"tasks must divide the {images.classes} classes of {images.name}, got {cfg.tasks}")
+    images.split_validation(cfg.validation)
+
+
+# One job: learn all tasks, and measure after each. All that was measured is saved with the learner.
+
+
+def learn(
+    cfg: Config, folder: Path, progress: Progress, method: str, alpha: float, seed: int, candidate: str | None = None
+) -> dict[str, Any]:
+    """Learn all tasks, from the saved learner in the folder if there is one."""
+    cfg, device = cfg.with_candidate(candidate), local_device()
+    images = load_images(cfg)
+    stream = make_stream(cfg, images.to(device), seed)
+    learner = make_learner(cfg, method, alpha, seed, device)
+    measures, steps, whole = Measures(cfg, learner, stream), StepCount(), cfg.steps + cfg.retrain_steps
+    with matmul_precision(product_precision(cfg)), MetricsLog(folder / "metrics.jsonl") as file:
+        log = TaskLog(file, learner, whole)
+
+        def on_step(phase: str, step: int, loss: float) -> None:
+            step = steps.after(phase, step)
+            log.write(step, loss=loss)
+            so_far = {"task": learner.current + 1, "loss": loss, **measures.latest}
+            progress((learner.current + step / whole) / len(stream), so_far)
+
+        def after_task(task: data.Task) -> None:
+            measures.after_task(task)
+            log.end_task(**measures.latest)
+
+        checkpoint = folder / "learner.safetensors"
+        try:
+            learn_stream(learner, stream, (), checkpoint=checkpoint, after_task=after_task, progress=on_step)
+        except NonFiniteError as error:
+            return {"diverged": f"task {learner.current}: {error}", "note": images.note}
+        return {"note": images.note, **log.other_records()}
+
+
+def product_precision(cfg: Config) -> str:
+    """Of the factors in products of matrices; a network of convolutions has a precision of its passes instead."""
+    return cfg.precision if cfg.model == "mlp" else "float32"
+
+
+# Settings that are chosen on validation images of the first tasks.
+
+
+def trial(
+    cfg: Config, folder: Path, progress: Progress, method: str, alpha: float, seed: int, candidate: str
+) -> dict[str, Any]:
+    """Learn the first tasks with a candidate's settings, and measure them on validation images alone."""
+    cfg, device = cfg.with_candidate(candidate), local_device()
+    stream = make_stream(cfg, load_images(cfg).to(device), seed)[: cfg.tuning_tasks]
+    learner = make_learner(cfg, method, alpha, seed, device)
+
+    def after_task(task: data.Task) -> None:
+        learner.records.setdefault("used", []).append(learner.nets.masks.used())
+
+    def on_step(phase: str, step: int, loss: float) -> None:
+        progress(learner.current / len(stream), {"task": learner.current + 1, "loss": loss})
+
+    checkpoint = folder / "learner.safetensors"
+    with matmul_precision(product_precision(cfg)):
+        try:
+            learn_stream(learner, stream, (), checkpoint=checkpoint, after_task=after_task, progress=on_step)
+        except NonFiniteError as error:
+            return {"diverged": f"task {learner.current}: {error}"}
+        found = [accuracy_on(learner, task, TASK, part=task.validation()) for task in stream]
+    return {"validation": fmean(found), "used": learner.records["used"]}
+
+
+def needed(row: Mapping[str, Any], tasks: int) -> float:
+    """The fraction of weights that so many tasks would use, if each took as many new ones as the later of the tried."""
+    used: list[float] = row["used"]
+    return used[0] + (tasks - 1) * (used[-1] - used[0]) / max(1, len(used) - 1)
+
+
+def choose(method: Method, tried: Rows, tasks: int) -> str:
+    """The best on validation images among the candidates that leave room for all tasks; if none does, the most frugal.
+
+    γ decides how much a task may take: by accuracy alone the largest would always win, and the last tasks would pay.
+    """
+    if not tried.finished:
+        raise RunError(f"{method.label} diverged with every candidate: {', '.join(row['candidate'] for row in tried)}")
+    fits = [row for row in tried.finished if needed(row, tasks) <= 1]
+    best = max(fits, key=lambda row: row["validation"]) if fits else min(tried.finished, key=lambda r: needed(r, tasks))
+    return str(best["candidate"])
+
+
+# The page.
+
+
+class Method(NamedTuple):
+    """One row of the table."""
+
+    method: str
+    alpha: float
+
+    @property
+    def label(self) -> str:
+        """What the reader sees."""
+        name = LABELS[self.method]
+        return name if self.alpha == 1 else f"Powerprop + {name}, α={self.alpha:g}"
+
+
+class Story(NamedTuple):
+    """The words of a page.
+
+    full: the settings of the paper.
+    printed: what the paper reports: a benchmark and methods of its table of class-incremental learning, or a sentence.
+    """
+
+    title: str
+    paper: str
+    intro: str
+    full: Config
+    printed: tuple[str, ...] | str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The runs of a method that came to their end; `several` if colours tell methods apart, and not powers."""
+
+    method: Method
+    lr: float
+    rows: Rows
+    several: bool
+
+    def mean(self, of: Any) -> Mean:
+        """Mean and std over the seeds of a number of each."""
+        return Mean.of(self.rows.values(of))
+
+    def given(self) -> Mean:
+        """Average accuracy over all tasks after the last, with the task given."""
+        return self.mean(lambda row: fmean(row["accuracy"]))
+
+    def used(self) -> Mean:
+        """The fraction of weights used after the last task."""
+        return self.mean(lambda row: row["used"][-1])
+
+    def inferred(self, group: int) -> Mean:
+        """Average accuracy with the task inferred by the default method from groups of this size."""
+        whole = self.rows.values(lambda row: row.get("class_incremental"))
+        if all(each and each["group"] == group for each in whole):
+            return Mean.of(fmean(each["accuracy"]) for each in whole)
+        return self.probed("shortlist", group, 1)
+
+    def probed(self, method: str, group: int, what: int, at: int = -1) -> Mean:
+        """The fraction of right tasks (what = 0) or right classes (1) in a probe of task inference."""
+        return self.mean(lambda row: row["inference"][at]["rates"][method][str(group)][what])
+
+    def curve(self, of: Any) -> Curve:
+        """A number after each task."""
+        values, name = self.rows.values(of), COLOURS[self.method.method] if self.several else None
+        plain = self.several and self.method.alpha == 1
+        return Curve(self.method.label, self.method.alpha, range(1, len(values[0]) + 1), values, name, plain)
+
+
+def main(cfg: Config, run: Run, story: Story) -> Page:
+    """Choose the settings of every method, learn all tasks from all seeds, and say what was found."""
+    run.prepare(lambda: find_data(cfg))
+    methods = [Method(method, alpha) for method in cfg.methods for alpha in cfg.alphas]
+    every = [{**each._asdict(), "seed": 0, "candidate": text} for each in methods for text in cfg.candidates]
+    trials = run.map(trial, every) if every else Rows()
+    if run.failures:
+        raise JobsFailedError(run.failures)
+    chosen = {
+        each: choose(each, trials.where(**each._asdict()), cfg.tasks) if cfg.candidates else None for each in methods
+    }
+    rows = run.map(
+        learn,
+        [{**each._asdict(), "seed": seed, "candidate": chosen[each]} for seed in range(cfg.seeds) for each in methods],
+    )
+    return make_page(cfg, story, trials, rows, chosen)
+
+
+def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mapping[Method, str | None]) -> Page:
+    """What the runs that came to their end show; without any, the table alone."""
+    several = len(cfg.methods) > 1
+    measured = [
+        Measured(each, rate(cfg.with_candidate(text), each.alpha), found, several)
+        for each, text in chosen.items()
+        if (found := rows.where(**each._asdict()).finished)
+    ]
+    table = main_table(cfg, measured, story, sum("diverged" in row for row in rows))
+    sections = [Section("Accuracy and capacity", "No run came to its end.", tables=[table])]
+    if measured:
+        best = best_of(measured)
+        sections = [
+            curves_section(measured, table), *([matrix_section(best)] if cfg.matrix else []),
+            inference_section(cfg, best),
+        ]  # fmt: skip
+    lost = [
+        f"{Method(row['method'], row['alpha']).label}, seed {row['seed']}: {row['diverged']}"
+        for row in rows
+        if "diverged" in row
+    ]
+    notes = " ".join(sorted({row["note"] for row in rows if row.get("note")}))
+    return Page(
+        story.title, f"{story.intro}\n\n{run_note(cfg)} {notes}".strip(),
+        [
+            *sections, *([candidates_section(cfg, trials, chosen)] if trials else []),
+            *([Section("Diverged", "\n\n".join(lost))] if lost else []),
+        ],
+        story.paper, stats(cfg, measured) if measured else [], headline(cfg, measured, story) if measured else None,
+        {"lr": [each.lr for each in measured]},
+    )  # fmt: skip
+
+
+def candidates_section(cfg: Config, trials: Rows, chosen: Mapping[Method, str | None]) -> Section:
+    """What the candidates came to."""
+    rows: list[list[Value]] = []
+    for method, text in chosen.items():
+        for row in trials.where(**method._asdict()):
+            numbers = [None, None] if row.lost else [row["validation"], needed(row, cfg.tasks)]
+            mark = "chosen" if row["candidate"] == text else "diverged" if row.lost else ""
+            rows.append([method.label, row["candidate"], *numbers, mark])
+    room = f"weights that {cfg.tasks} tasks would use"
+    columns: list[str | Column] = ["", "settings", Percent("validation accuracy", digits=2), Percent(room), ""]
+    text = (
+        "Each row of the table has the settings that were best on validation images of the first "
+        f"{cfg.tuning_tasks} tasks, first seed, among those that leave room for all tasks if each takes as many new "
+        "weights as the last of these. The test images play no part in it. The rate is that of α = 1."
+    )
+    return Section("Settings that were chosen", text, [], [Table("Candidates", columns, rows, "In percent.")])
+
+
+def run_note(cfg: Config) -> str:
+    """What this run did, for a reader who will compare it with the paper."""
+    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
+    tested = f"the first {cfg.test:,} test images of a task" if cfg.test else "all test images"
+    steps = f"{cfg.steps:,} training and {cfg.retrain_steps:,} retraining steps per task"
+    notes = [f"This run: {cfg.tasks} tasks, {steps} of {cfg.batch} images, {seeds}, {tested}"]
+    if gammas := [method_note(cfg, method) for method in cfg.methods if method != "packnet"]:
+        notes.append("; ".join(gammas))
+    if cfg.momentum:
+        notes.append(f"SGD has a momentum of {cfg.momentum:g}")
+    if cfg.shift:
+        notes.append(f"Training images are moved by up to {cfg.shift} pixels and half of them mirrored")
+    if cfg.model == "mlp":
+        notes += precision_note(cfg.precision)
+    elif cfg.precision != "float32":
+        notes.append(f"Passes of training compute in {cfg.precision}; networks are measured and pruned in float32")
+    return " ".join(f"{each}." for each in notes)
+
+
+def method_note(cfg: Config, method: str) -> str:
+    """How a method was set, in the words of the table."""
+    gamma = cfg.gamma if method == "efficient-packnet" else cfg.frugal_gamma
+    text = "γ as chosen below" if any("gamma=" in each for each in cfg.candidates) else f"γ = {gamma:g}"
+    if method == "efficient-packnet":
+        return f"EPN, the algorithm as published: {text}, pruned at once, reusing all weights"
+    how = f"pruned at most {cfg.prunings} times more, {cfg.pruning_steps} steps apart" if cfg.prunings else ""
+    return f"Frugal EPN: {text}, {how or 'pruned at once'}, reusing the output layer of earlier tasks alone"
+
+
+def main_table(cfg: Config, measured: Sequence[Measured], story: Story, lost: int) -> Table:
+    """One row per method, then the paper's; the scenario of every number is in the heading."""
+    group, single, known = max(cfg.groups), 1 in cfg.groups, cfg.matrix and cfg.tasks > 1
+    columns: list[str | Column] = [
+        "", "lr", Percent(TASK, "max", 2), Percent("worst task", "max", 2),
+        Percent(f"{CLASS}, {group} images", "max", 2), *([Percent(f"{CLASS}, 1 image", "max", 1)] if single else []),
+        *([Percent("forgetting", digits=2), Percent("backward transfer", digits=2)] if known else []),
+        Percent("weights used", "min", 1),
+    ]  # fmt: skip
+    rows: list[list[Value]] = []
+    for m in measured:
+        inferred = [m.inferred(group), *([m.inferred(1)] if single else [])]
+        worst = m.mean(lambda row: min(row["accuracy"]))
+        rows.append([m.method.label, f"{m.lr:.3g}", m.given(), worst, *inferred, *(kept(m) if known else []), m.used()])
+    for label, scenario, value in paper_rows(story):
+        shown = [str(value) if scenario == each else "" for each in (TASK, "", CLASS)]
+        rows.append([f"{label} (paper)", "", *shown, *[""] * (single + 2 * known), ""])
+    caption = (
+        "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
+        "Worst task: the lowest accuracy of a task, the task given. "
+        "Class-incremental: it is inferred from so many images by the default method, which compares them with stored "
+        "mean inputs, unlike the paper's, and must be right; other methods are below."
+    )
+    if not cfg.matrix:
+        caption += (
+            f" It is measured on {cfg.probe_images} images of each of {min(cfg.probe_tasks, cfg.tasks)} tasks, evenly "
+            "spaced, and may come out above the average over all tasks."
+        )
+    if known:
+        caption += (
+            " Forgetting: the best accuracy that a task ever had minus its last; backward transfer: its last minus the "
+            "one right after it was learned; means over all tasks but the last, the task given."
+        )
+    return Table("All tasks, after the last", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
+
+
+def kept(m: Measured) -> list[Mean]:
+    """What was once known of earlier tasks and is lost after the last, and what later tasks added to earlier ones."""
+    found = [Accuracies(TASK, matrix) for matrix in m.rows.values("matrix")]
+    return [Mean.of(each.forgetting() for each in found), Mean.of(each.backward_transfer() for each in found)]
+
+
+def paper_rows(story: Story) -> list[tuple[str, Scenario, Any]]:
+    """Rows of the paper's table: label, scenario, value."""
+    if isinstance(story.printed, str):
+        return []
+    benchmark, *names = story.printed
+    return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
+
+
+def curves_section(measured: Sequence[Measured], table: Table) -> Section:
+    """Average accuracy and used weights against the number of tasks."""
+    text = (
+        "First the average over all tasks learned so far, each with its own sub-network. Nothing changes once it is "
+        "learned: the logits of earlier tasks are compared bit for bit during the run. Then the fraction of weights "
+        "that some task uses, and the accuracy of every task by itself."
+    )
+
+    def figure(name: str, of: Any, title: str, xlabel: str, ylabel: str) -> Figure:
+        curves = [m.curve(of) for m in measured]
+        return Figure(name, lines, curves, title=title, xlabel=xlabel, ylabel=ylabel, percent=True)
+
+    pictures = [
+        figure("average", averages, f"Average accuracy ({TASK})", "tasks learned", "accuracy"),
+        figure("used", "used", "Weights in use", "tasks learned", "fraction of weights"),
+        figure("tasks", "accuracy", f"Accuracy of each task ({TASK})", "task", "accuracy"),
+    ]
+    return Section("Accuracy and capacity", text, pictures, [table])
+
+
+def averages(row: Row) -> list[float]:
+    """The mean accuracy of the first task, of the first two, …"""
+    return [fmean(row["accuracy"][: i + 1]) for i in range(len(row["accuracy"]))]
+
+
+def matrix_section(m: Measured) -> Section:
+    """The accuracy matrix and which task was inferred, of the first seed of a method."""
+    row = m.rows[0]
+    pictures = [
+        Figure("matrix", heatmap, Accuracies(TASK, row["matrix"]).matrix(), title=f"Accuracy on every task ({TASK})")
+    ]
+    if found := row.get("class_incremental"):
+        title = f"Task inferred from {found['group']} images"
+        labels = {"xlabel": "inferred task", "ylabel": "true task", "label": "images"}
+        pictures.append(Figure("confusion", heatmap, found["confusion"], title=title, **labels))
+    return Section("Task by task", f"{m.method.label}, first seed.", pictures)
+
+
+def inference_section(cfg: Config, m: Measured) -> Section:
+    """How often the task is inferred rightly against the size of the group, and at several numbers of tasks."""
+    text = (
+        f"{m.method.label}. `exhaustive` asks every sub-network; `shortlist` (the default) compares inputs "
+        "with the mean input stored for each task, which the paper's method does not have, and asks the four most "
+        "alike; `oneshot` and `binary` follow the gradient of a mixture of all masks. "
+        f"Probed on {cfg.probe_images} test images of up to {cfg.probe_tasks} tasks."
+    )
+    first, group = m.rows[0]["inference"], max(cfg.groups)
+    curves = [
+        Curve(
+            method, None, [float(each) for each in groups],
+            m.rows.values(lambda row: [row["inference"][-1]["rates"][method][each][0] for each in groups]),  # noqa: B023
+            method=method,
+        )
+        for method, groups in first[-1]["rates"].items()
+    ]  # fmt: skip
+    picture = Figure(
+        "inference", lines, curves, title="Right task against the number of images judged together", xlabel="images",
+        ylabel="right task", percent=True, logx=True, wide=True,
+    )  # fmt: skip
+    columns: list[str | Column] = ["", *(Percent(f"{probe['tasks']} tasks", "max") for probe in first)]
+    rows = [[each, *(m.probed(each, group, 0, at) for at in range(len(first)))] for each in first[-1]["rates"]]
+    return Section(
+        "Task inference", text, [picture], [Table(f"Right task from {group} images", columns, rows, "In percent.")]
+    )
+
+
+def stats(cfg: Config, measured: Sequence[Measured]) -> list[Stat]:
+    """The numbers at the top of the page."""
+    best, group = best_of(measured), max(cfg.groups)
+    return [
+        Stat("task given", f"{best.given().mean:.2%}", f"{best.method.label}, {TASK}"),
+        Stat("task inferred", f"{best.inferred(group).mean:.2%}", f"from {group} images, {CLASS}"),
+        Stat("weights used", f"{best.used().mean:.1%}", f"after {cfg.tasks} tasks"),
+    ]
+
+
+def headline(cfg: Config, measured: Sequence[Measured], story: Story) -> Headline:
+    """Where the paper prints class-incremental accuracy that, else the average with the task given; of Powerprop."""
+    best, group = best_of([m for m in measured if m.method.alpha > 1] or measured), max(cfg.groups)
+    what, value = f"{best.method.label}, {TASK} accuracy after {cfg.tasks} tasks", best.given()
+    ours = f"{cfg.steps:,} + {cfg.retrain_steps:,} steps per task"
+    theirs = f"{story.full.steps:,} + {story.full.retrain_steps:,} steps"
+    known = str(story.printed)
+    if rows := paper_rows(story):
+        known = str(rows[-1][2])
+        what = f"{best.method.label}, {CLASS} accuracy after {cfg.tasks} tasks, inferred from {group} images"
+        value = best.inferred(group)
+    return Headline(what, f"{100 * value.mean:.2f} ({ours})", f"{known} ({theirs})" if known else "")
+
+
+def best_of(measured: Sequence[Measured]) -> Measured:
+    """The method with the highest average accuracy, the task given."""
+    return max(measured, key=lambda m: m.given().mean)
+
+
+LONG_STORY = Story(
+    "Extremely long task sequences: Permuted-MNIST",
+    'Section 5.3.1, figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 tasks.',
+    "One network of 784-1000-1000-10 units learns task after task, each with the pixels in another order. The weights "
+    "that a task takes never change again, and later tasks may use them.",
+    LONG["paper"], "about 86 after 300 tasks",
+)  # fmt: skip
+STORIES = {
+    "split-mnist": Story(
+        "Class-incremental Split-MNIST",
+        'Section 5.3.2, table "Class-incremental learning results", column Split-MNIST.',
+        "Five tasks of two digits, learned one after the other in one network of 784-1000-1000-10 units. Every task "
+        "gets a sub-network; at test time the task is given, or found out from the images.",
+        SPLIT["paper"], ("split-mnist", *OURS),
+    ),
+    "permuted-mnist": Story(
+        "Class-incremental Permuted-MNIST",
+        'Section 5.3.2, table "Class-incremental learning results", column Permuted-MNIST.',
+        "Ten tasks, each with the pixels in another order, learned one after the other in one network of "
+        "784-1000-1000-10 units. Every task gets a sub-network; at test time the task is given, or found out from "
+        "images.",
+        PERMUTED["paper"], ("permuted-mnist", *OURS),
+    ),
+    "rotated-mnist": Story(
+        "Rotated MNIST",
+        "No experiment of the paper; network and settings are those of its Permuted-MNIST.",
+        "Ten tasks, each with all digits at another angle between 0° and 180°, learned one after the other in one "
+        "network of 784-1000-1000-10 units. Neighbouring tasks resemble each other, so that reuse of weights could "
+        "pay.",
+        ROTATED["paper"],
+    ),
+    "split-cifar100": Story(
+        "Split-CIFAR100 with an output layer per task",
+        'Section 5.3.2, table "Class-incremental learning results", column 10-task Split-CIFAR100.',
+        "Ten tasks of ten classes, learned one after the other in one AlexNet-like network; every task has an output "
+        "layer of its own. The training is shortened: the paper's has 75,000 steps and as many of retraining per task, "
+        "and five seeds. Where the training set at hand is not complete a note says so.",
+        CIFAR["paper"], ("split-cifar100", "EWC", "HAT", "GPM", OURS[-1]),
+    ),
+    "long-permuted-mnist": LONG_STORY, "long-permuted-mnist-300": LONG_STORY, "endless-permuted-mnist": LONG_STORY,
+}  # fmt: skip
+
+TABLE, FIGURE = "table of class-incremental learning, section 5.3", "figure of long task sequences, section 5.3"
+EXPERIMENTS = {
+    name: Experiment(name, title, paper, presets, partial(main, story=STORIES[name]))
+    for name, title, paper, presets in (
+        ("split-mnist", "five tasks of two digits, task given and task inferred", TABLE, SPLIT),
+        ("permuted-mnist", "ten orders of the pixels, task given and task inferred", TABLE, PERMUTED),
+        ("rotated-mnist", "ten angles, task given and task inferred", "no figure of the paper", ROTATED),
+        ("split-cifar100", "ten tasks of ten classes in a convolutional network", TABLE, CIFAR),
+        ("long-permuted-mnist", "100 tasks in one network: accuracy and weights in use", FIGURE, LONG),
+        ("long-permuted-mnist-300", "300 tasks in one network", FIGURE, LONGER),
+        ("endless-permuted-mnist", "tasks that go on when the network is full", FIGURE, ENDLESS),
+    )
+}

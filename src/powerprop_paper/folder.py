@@ -1,0 +1,189 @@
+"""The folder of a run: what it was begun with, one row for each job that is done, and nobody else's files.
+
+runs/mnist-oneshot-cpu/
+    config.json                                what the run was begun with
+    jobs/train/alpha=2,lr=0.5,seed=0/row.json  the settings and results of a job that is done, sealed by a checksum
+    summary.json  report.html  figures/        what the page says
+    times.json                                 the seconds that jobs took; a job may have such a file too, for its
+                                               page: nothing else depends on the clock
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sha256, sweep, write_sealed_json
+from powerprop_paper.versions import Versions
+
+CONFIG, LOCK, JOBS, ROW, BEGUN, TIMES = "config.json", ".lock", "jobs", "row.json", "begun.json", "times.json"
+LAYOUT = 2
+"""Of the folder of a run; runs of the first layout were never released."""
+OWN = (JOBS, "figures", "report.html", "summary.json", TIMES, CONFIG)
+"""What a run writes; its config.json goes last, so that a removal that was interrupted can be repeated."""
+FOR_RESUMING = {"checkpoint.pt", "learner.safetensors"}
+"""Files that only an unfinished job reads, and that have checksums of their own."""
+LONGEST = 150
+"""Longer names of folders end in a checksum."""
+
+
+class RunError(ValueError):
+    """A run that cannot be done as asked; the message says why and what to do."""
+
+
+# Rows of jobs.
+
+
+def folder_name(settings: Mapping[str, Any]) -> str:
+    """`alpha=2,lr=0.5,seed=0`: the settings of a job as the name of its folder."""
+    name = ",".join(f"{key}={_word(value)}" for key, value in settings.items() if value is not None) or "all"
+    safe = "".join(sign if sign.isalnum() or sign in "-_.+=," else "_" for sign in name)
+    if safe == name and len(name) <= LONGEST:
+        return name
+    return f"{safe[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return "+".join(map(_word, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "_")
+
+
+def begin_row(folder: Path, now: Versions) -> None:
+    """Note the versions under which a job is worked on; one that is taken up under others has several."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = _versions_of(folder)
+    if not known or known[-1] != now:
+        write_sealed_json(folder / BEGUN, {"versions": [*known, now]})
+
+
+def _versions_of(folder: Path) -> list[Versions]:
+    try:
+        return read_sealed_json(folder / BEGUN)["versions"] if (folder / BEGUN).exists() else []
+    except FileError as error:
+        raise FileError(f"{error}; {advice(folder)}") from None
+
+
+def write_row(folder: Path, settings: dict[str, Any], result: dict[str, Any]) -> None:
+    """Write what a job found; it comes last, because it says that the job is done."""
+    if both := settings.keys() & result.keys():
+        raise ValueError(f"{', '.join(sorted(both))} of the result is a setting of the job too")
+    others = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    sums = {p.name: sha256(p.read_bytes()) for p in others if p.name not in {*FOR_RESUMING, BEGUN, ROW, TIMES}}
+    row = {"settings": settings, "result": result, "files": sums, "versions": _versions_of(folder)}
+    write_sealed_json(folder / ROW, row)
+    (folder / BEGUN).unlink()
+
+
+def read_row(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What `write_row` wrote; a row that is damaged or edited is an error that names the file."""
+    try:
+        found = read_sealed_json(folder / ROW)
+    except FileError as error:
+        raise FileError(f"{error}; {advice(folder)}") from None
+    if found["settings"] != settings:
+        raise FileError(f"{folder / ROW} is of {found['settings']}, expected {settings}; {advice(folder)}")
+    (folder / BEGUN).unlink(missing_ok=True)  # left by a kill right after the row was written
+    return found
+
+
+def read_times(path: Path, kind: type[dict[str, float]] | type[list[float]], help: str) -> Any:
+    """Seconds: of jobs by their names, or of the parts of one. `help` says what to do if the file is damaged."""
+    try:
+        found = read_json(path)
+    except FileError as error:
+        raise FileError(f"{error}; {help}") from None
+    values = found.values() if isinstance(found, dict) else found
+    if not isinstance(found, kind) or not all(isinstance(each, int | float) for each in values):
+        raise FileError(f"{path} must be seconds as a {kind.__name__}, got {found!r:.40}; {help}")
+    return found
+
+
+def advice(folder: Path) -> str:
+    """What helps if a file of a job is damaged."""
+    return f"delete {folder} and the same command does this job again"
+
+
+# The folder as a whole.
+
+
+def check_same(out: Path, wanted: dict[str, Any]) -> None:
+    """A folder with a run of other settings is an error that names the difference; one of somebody else's files too."""
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; a run needs a folder: choose another --out")
+    if not (out / CONFIG).exists():
+        if _foreign(out, ()):
+            raise RunError(f"{out} is not empty and not a run (it has no {CONFIG}); choose another --out")
+        return
+    if (found := _read_config(out)) != wanted:
+        raise RunError(f"{out} holds another run: {_difference(found, wanted)}; choose another --out or delete it")
+
+
+def _read_config(out: Path) -> dict[str, Any]:
+    try:
+        found = read_sealed_json(out / CONFIG)
+    except FileError as error:
+        raise FileError(f"{error}; undo what was edited, or choose another --out") from None
+    if found.get("layout") != LAYOUT:
+        raise RunError(f"{out} holds a run of an older powerprop, which cannot go on; choose another --out")
+    return found
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """`steps is 50000 there and 20000 here`, for all that differs."""
+    there, here = ({**each, **each["config"], "config": None} for each in (found, wanted))
+    names = [name for name in {**there, **here} if there.get(name, "missing") != here.get(name, "missing")]
+    return ", ".join(
+        f"{name} is {there.get(name, 'missing')!r} there and {here.get(name, 'missing')!r} here" for name in names
+    )
+
+
+def _foreign(out: Path, own: Sequence[str]) -> list[Path]:
+    """What is in the folder besides a run's own files."""
+    found = sorted(out.iterdir()) if out.exists() else []
+    return [path for path in found if path.name not in (LOCK, *own) and not TEMPORARY.fullmatch(path.name)]
+
+
+def locked(out: Path) -> ExitStack:
+    """Keep a second process out of the same folder (where the system has advisory locks)."""
+    out.mkdir(parents=True, exist_ok=True)
+    stack = ExitStack()
+    file = stack.enter_context((out / LOCK).open("wb"))
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass
+    except BlockingIOError:
+        stack.close()
+        raise RunError(f"{out} is in use by another process") from None
+    return stack
+
+
+def check_removable(out: Path) -> None:
+    """A folder that is not of a run, or has anything else in it, is an error."""
+    if not out.exists() or (out.is_dir() and not _foreign(out, ())):
+        return
+    saved = read_json(out / CONFIG) if (out / CONFIG).is_file() else None
+    if not isinstance(saved, dict) or not {"experiment", "preset", "config"} <= saved.keys():
+        raise RunError(f"{out} is not the folder of a run: it has no {CONFIG} of one; nothing was removed")
+    if others := _foreign(out, OWN):
+        raise RunError(f"{others[0]} is not of the run in {out}; nothing was removed")
+
+
+def remove_run(out: Path) -> None:
+    """Remove all that a run made, so that it can begin anew."""
+    check_removable(out)
+    with locked(out):
+        sweep(out)
+        for name in OWN:
+            path = out / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""Convolutional networks for 32x32 images: Conv-6, the AlexNet of Split-CIFAR100, and one made for speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from powerprop_paper.models.heads import answer, output_layer
+from powerprop_paper.models.init import build
+
+CHANNELS = (64, 64, 128, 128, 256, 256)
+"""Of Conv-6."""
+STEM = 24
+WIDTHS = (32, 128, 128)
+"""Of the fast network."""
+
+
+class Conv6(nn.Module):
+    """[64x2, pool, 128x2, pool, 256x2, pool], 3x3 padded; fc 256, 256, classes; for 32x32 RGB images."""
+
+    def __init__(self, classes: int = 10, width: float = 1.0, batch_norm: bool = False) -> None:
+        super().__init__()
+        channels = [max(1, round(c * width)) for c in CHANNELS]
+        hidden = max(1, round(256 * width))
+        for i, (c_in, c_out) in enumerate(zip([3, *channels], channels, strict=False), 1):
+            # A bias before a batch norm is subtracted again by it.
+            self.add_module(f"conv{i}", nn.Conv2d(c_in, c_out, 3, padding=1, bias=not batch_norm))
+            self.add_module(f"bn{i}", nn.BatchNorm2d(c_out) if batch_norm else nn.Identity())
+        self.fc1 = nn.Linear(channels[-1] * 4 * 4, hidden)
+        self.fc2 = nn.Linear(hidden, hidden)
+        self.fc3 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(1, len(CHANNELS) + 1):
+            x = F.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
+            if i % 2 == 0:
+                x = F.max_pool2d(x, 2)
+        x = x.flatten(1)
+        x = F.relu(self.fc1(x))
+        x = F.relu(self.fc2(x))
+        return self.fc3(x)  # type: ignore[no-any-return]
+
+
+def conv6(
+    classes: int = 10,
+    *,
+    width: float = 1.0,
+    batch_norm: bool = False,
+    init: str = "glorot_normal",
+    generator: torch.Generator | None = None,
+) -> Conv6:
+    """Conv-6 (Frankle & Carbin, 2019), 2,262,602 parameters at width 1 without batch norm.
+
+    Args:
+        width: multiplies the channels and hidden units of every layer.
+    """
+    if width <= 0:
+        raise ValueError(f"width must be positive, got {width}")
+    return build(lambda: Conv6(classes, width, batch_norm), init, generator)
+
+
+class AlexNet(nn.Module):
+    """conv 64@4x4, 128@3x3, 256@2x2, each ReLU, dropout, max-pool 2; fc 1024-2048-2048; for 32x32 RGB images."""
+
+    def __init__(self, classes: int, heads: int = 0, bias: bool = False, batch_norm: bool = False) -> None:
+        super().__init__()
+        widths = ((3, 64, 4), (64, 128, 3), (128, 256, 2))
+        for i, (c_in, c_out, kernel) in enumerate(widths, 1):
+            self.add_module(f"conv{i}", nn.Conv2d(c_in, c_out, kernel, bias=bias))
+            # Statistics of the batch at hand only: running ones would mix the tasks.
+            norm = nn.BatchNorm2d(c_out, track_running_stats=False) if batch_norm else nn.Identity()
+            self.add_module(f"bn{i}", norm)
+        self.fc1 = nn.Linear(256 * 2 * 2, 2048, bias=bias)
+        self.fc2 = nn.Linear(2048, 2048, bias=bias)
+        self.output = "heads" if heads else "fc3"
+        self.add_module(self.output, output_layer(2048, classes, heads, bias))
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        for i, rate in enumerate((0.2, 0.2, 0.5), 1):
+            x = F.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
+            x = F.max_pool2d(F.dropout(x, rate, self.training), 2)
+        x = x.flatten(1)
+        for layer in (self.fc1, self.fc2):
+            x = F.dropout(F.relu(layer(x)), 0.5, self.training)
+        return answer(self.get_submodule(self.output), x, task)
+
+
+def alexnet(
+    classes: int = 10,
+    *,
+    heads: int = 0,
+    bias: bool = False,
+    batch_norm: bool = False,
+    init: str = "glorot_normal",
+    generator: torch.Generator | None = None,
+) -> AlexNet:
+    """The network of GPM's Split-CIFAR100 experiments (Saha et al., 2021); the paper's has no batch norm.
+
+    Args:
+        heads: number of task-specific output layers of `classes` units; 0 is one output layer for all tasks.
+        batch_norm: normalise by the batch's own statistics after each convolution.
+    """
+    return build(lambda: AlexNet(classes, heads, bias, batch_norm), init, generator)
+
+
+class Block(nn.Module):
+    """conv, max-pool 2, norm, ReLU, conv, norm, ReLU; 3x3 padded."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(F.max_pool2d(self.conv1(x), 2)))
+        return F.relu(self.bn2(self.conv2(x)))
+
+
+class FastCifar(nn.Module):
+    """conv 24@2x2, ReLU; a `Block` of each width; the maximum over all places; fc. For 32x32 RGB images."""
+
+    def __init__(self, classes: int = 10, widths: Sequence[int] = WIDTHS, heads: int = 0) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, STEM, 2)
+        self.blocks = nn.Sequential(*(Block(c_in, c_out) for c_in, c_out in zip((STEM, *widths), widths, strict=False)))
+        self.output = "heads" if heads else "fc"
+        self.add_module(self.output, output_layer(widths[-1], classes, heads))
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        x = self.blocks(F.relu(self.stem(x)))
+        return answer(self.get_submodule(self.output), x.amax((2, 3)), task)
+
+
+def fast_cifar(
+    classes: int = 10,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    heads: int = 0,
+    init: str = "he_normal",
+    generator: torch.Generator | None = None,
+) -> FastCifar:
+    """A narrow form of the networks of CIFAR speed runs (Jordan, 2024): 498,114 parameters with its own widths.
+
+    Convolutions read it fastest as `model.to(memory_format=torch.channels_last)`, with images in the same format.
+
+    Args:
+        widths: channels of the blocks; each halves the image, so at most four.
+        heads: number of task-specific output layers of `classes` units; 0 is one output layer for all tasks.
+    """
+    if not 1 <= len(widths) <= 4 or min(widths) < 1:
+        raise ValueError(f"widths must be one to four positive numbers of channels, got {tuple(widths)}")
+    return build(lambda: FastCifar(classes, widths, heads), init, generator)

@@ -1,0 +1,177 @@
+"""Figures of curves. Each function writes one SVG and returns it with the words that stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from powerprop_paper.report import palette, style
+from powerprop_paper.report.curve import Curve, draw, in_words, require_curves, require_fractions
+from powerprop_paper.report.image import Image
+from powerprop_paper.report.labels import end_labels, room_for
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KEPT_TICKS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+TICKED_POINTS = 12
+"""An axis of fractions, or a logarithmic one, with at most this many positions has a tick at each."""
+
+
+def pruning_curves(
+    curves: Sequence[Curve], path: str | Path, title: str, xlabel: str = "weights kept (log scale)",
+    ylabel: str = "test accuracy", highlight: tuple[float, float] | None = None, caption: str = "",
+) -> Image:  # fmt: skip
+    """A fraction against the fraction of weights kept, dense on the left (the paper's figures 2 a and b, 3 a and b).
+
+    Args:
+        highlight: a range of weights kept to shade, such as the one that the text averages over.
+    """
+    require_curves(curves, title)
+    require_fractions(curves)
+    for curve in curves:
+        if curve.positions[0] <= 0 or curve.positions[-1] > 1:
+            raise ValueError(
+                f"curve {curve.label!r}: weights kept must be fractions in (0, 1], "
+                f"got {curve.positions[0]:g} to {curve.positions[-1]:g}"
+            )
+    figure = sized(curves, 7.4, 4.3)
+    axes = style.dress(figure.add_subplot(), title, xlabel, ylabel)
+    if highlight is not None:
+        axes.axvspan(*highlight, color=palette.ACCENT, alpha=0.07, linewidth=0, zorder=0)
+    draw(axes, curves, (0.0, 1.0), 100.0)
+    _kept_axis(axes, min(float(curve.positions[0]) for curve in curves))
+    _percent_axis(axes, max(float((curve.mean + curve.std).max()) for curve in curves))
+    end_labels(axes, [curve.end(100.0, first=True) for curve in curves])
+    alt = f"{title}: {ylabel} against weights kept. {in_words(curves, percent_text, percent_text)}"
+    return Image(style.save(figure, path), alt, caption, wide=True)
+
+
+def lines(
+    curves: Sequence[Curve], path: str | Path, title: str, xlabel: str, ylabel: str, percent: bool = False,
+    logx: bool = False, fractions: bool = False, reference: tuple[float, str] | None = None,
+    changes: tuple[Sequence[float], Sequence[float]] | None = None, caption: str = "", wide: bool = False,
+    logy: bool = False,
+) -> Image:  # fmt: skip
+    """Any metric against steps, tasks or batch size, each curve labelled at its end.
+
+    Args:
+        percent: the values are fractions, shown as percent.
+        logx: logarithmic x axis.
+        fractions: the positions are fractions, shown as percent where they were measured.
+        reference: (value, label) of a dashed horizontal line, such as the paper's number.
+        changes: places on the x axis where something changed (dashed), and where it was noticed (triangles).
+        wide: for the whole width of the page.
+        logy: logarithmic y axis.
+    """
+    require_curves(curves, title)
+    if percent:
+        require_fractions(curves)
+    figure = sized(curves, 7.4 if wide else 4.9, 3.9)
+    axes = style.dress(figure.add_subplot(), title, xlabel, ylabel)
+    scale = 100.0 if percent else 1.0
+    draw(axes, curves, (0.0, 1.0) if percent else None, scale)
+    if reference is not None:
+        _reference(axes, reference[0] * scale, reference[1])
+    if changes is not None:
+        _changes(axes, *changes)
+    _x_axis(axes, curves, logx, fractions)
+    if logy:
+        _log_y_axis(axes, curves, scale)
+    if percent:
+        axes.yaxis.set_major_formatter("{x:g}%")
+    end_labels(axes, [curve.end(scale) for curve in curves])
+    place: Callable[[float], str] = percent_text if fractions else number_text
+    alt = f"{title}: {ylabel} against {xlabel}. {in_words(curves, place, percent_text if percent else number_text)}"
+    if reference is not None:
+        alt += f" Dashed: {reference[1]}."
+    return Image(style.save(figure, path), alt, caption, wide)
+
+
+def sized(curves: Sequence[Curve], width: float, height: float) -> Figure:
+    """A figure whose axes are this large whatever room the labels beside them take."""
+    labels = [curve.label for curve in curves]
+    return style.figure(width + room_for(labels), max(height, 1.3 + 0.2 * len(labels)))
+
+
+def percent_text(value: float) -> str:
+    """A fraction as percent with as many digits as it needs."""
+    return f"{100 * value:.3g}%"
+
+
+def number_text(value: float) -> str:
+    """A number as words have it."""
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _kept_axis(axes: Axes, smallest: float) -> None:
+    """100% on the left, then 50%, 20%, 10% … on a log scale, as plain percent."""
+    axes.set_xscale("log")
+    ticks = [tick for tick in KEPT_TICKS if tick >= smallest * 0.99]
+    axes.set_xticks(ticks, [f"{tick * 100:g}%" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(1.06, smallest)
+
+
+def _percent_axis(axes: Axes, largest: float) -> None:
+    """From zero to the next round number above the largest value: no half of the height without data."""
+    top = 100 if largest > 0.8 else max(10, 10 * int(np.ceil(10 * largest - 1e-9)))
+    axes.set_ylim(0, top * 1.02)
+    axes.set_yticks(range(0, top + 1, 20 if top > 60 else 10))
+    axes.yaxis.set_major_formatter("{x:g}%")
+
+
+def _x_axis(axes: Axes, curves: Sequence[Curve], logx: bool, fractions: bool) -> None:
+    low = min(float(curve.positions[0]) for curve in curves)
+    high = max(float(curve.positions[-1]) for curve in curves)
+    measured = np.unique(np.concatenate([curve.positions for curve in curves]))
+    if logx:
+        if low <= 0:
+            raise ValueError(f"a logarithmic axis needs positive x, got {low:g}")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    elif (measured == np.round(measured)).all():
+        axes.locator_params(axis="x", integer=True)
+    if (logx or fractions) and len(measured) <= TICKED_POINTS:
+        axes.set_xticks(measured)
+        axes.minorticks_off()
+    if fractions:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+    elif high >= 10_000 and not logx:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+    if high > low:
+        axes.set_xlim(low, high)
+
+
+def _log_y_axis(axes: Axes, curves: Sequence[Curve], scale: float) -> None:
+    """Whole decades, so that what hardly changes looks like it."""
+    low, high = (scale * float(f([f(curve.mean) for curve in curves])) for f in (np.min, np.max))
+    if low <= 0:
+        raise ValueError(f"a logarithmic axis needs positive y, got {low:g}")
+    first, last = np.floor(np.log10(low)), np.ceil(np.log10(high))
+    axes.set_yscale("log")
+    axes.set_ylim(10.0**first, 10.0 ** max(last, first + 1))
+    axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
+    axes.yaxis.set_minor_formatter("")
+
+
+def _reference(axes: Axes, value: float, label: str) -> None:
+    axes.axhline(value, color=palette.MUTED, linewidth=1, linestyle=style.DASHES, zorder=1.5)
+    axes.annotate(
+        label, xy=(0.01, value), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
+        fontsize=8.5, color=palette.MUTED,
+    )  # fmt: skip
+
+
+def _changes(axes: Axes, true: Sequence[float], noticed: Sequence[float]) -> None:
+    """Dashed lines from bottom to top, and triangles on the upper edge."""
+    for place in true:
+        axes.axvline(place, color=palette.MUTED, linewidth=1, linestyle=style.DASHES, zorder=1.5)
+    axes.plot(
+        noticed, [1.0] * len(noticed), "v", color=palette.ACCENT, markersize=6, transform=axes.get_xaxis_transform(),
+        clip_on=False, zorder=4,
+    )  # fmt: skip

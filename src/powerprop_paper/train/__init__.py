@@ -1,0 +1,27 @@
+"""Training: the loop, evaluation, checkpoints, metrics, and many runs side by side."""
+
+from powerprop.training import NonFiniteError
+from powerprop_paper.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from powerprop_paper.train.distributed import local_device
+from powerprop_paper.train.evaluate import Score, accuracy_in, evaluate
+from powerprop_paper.train.fit import BatchSource, equal_rate, fit, triangle
+from powerprop_paper.train.log import MetricsLog, read_metrics
+from powerprop_paper.train.precision import Precision
+
+__all__ = [
+    "BatchSource",
+    "CheckpointError",
+    "MetricsLog",
+    "NonFiniteError",
+    "Precision",
+    "Score",
+    "accuracy_in",
+    "equal_rate",
+    "evaluate",
+    "fit",
+    "load_checkpoint",
+    "local_device",
+    "read_metrics",
+    "save_checkpoint",
+    "triangle",
+]
