@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from powerprop.kernel import kth_smallest
 from powerprop.mask_entries import above, count, places
 from powerprop.masks import Masks
 from powerprop.select import Where, select
+from powerprop.sparsify.calibrated import CRITERIA, prune_by_inputs
 from powerprop.sparsify.pattern import check_pattern, convolutions, pattern_masks, sparsity_of
 
 __all__ = ["allocate", "magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks", "warn_of_empty_layers"]
@@ -141,6 +143,8 @@ def prune(
     layers: Layers | None = None,
     where: Where | None = None,
     pattern: str | None = None,
+    criterion: str = "magnitude",
+    data: Iterable[Any] | None = None,
 ) -> Masks:
     """One-shot pruning by magnitude (paper, section 3): θ ← θ ⊙ TopK(|θ|), in place; returns the masks.
 
@@ -151,15 +155,32 @@ def prune(
     layers: exceptions by name pattern, e.g. {"fc3.weight": half, "conv1.weight": 0.0, "fc.weight": at_most(0.8)}.
     where: which weights; by default all matrices and kernels that multiply inputs (see `powerprop.select`).
     pattern: "n:m", such as "2:4", instead of a sparsity: exactly n of every m weights along the inputs stay.
+    criterion: "magnitude"; or of linear layers "wanda" (|W_ij|·‖X_j‖₂, each output by itself, Sun et al. 2023) or
+        "sparsegpt" (by the inverse Hessian, which also moves the weights that stay, Frantar & Alistarh 2023), block by
+        block with the inputs of the blocks already pruned. A layer keeps as many weights as magnitudes would leave it.
+    data: for these two, a finite number of batches: inputs, (inputs, labels, …) or mappings of keywords, as Hugging
+        Face's. Every position counts, padding too.
     """
+    _check_criterion(criterion, data)
     if (sparsity is None) == (pattern is None):
         raise ValueError(f"prune needs a sparsity or a pattern, one of them, got {sparsity!r} and {pattern!r}")
     if sparsity is None:
         sparsity = sparsity_of(str(pattern))
     masks = magnitude_masks(model, sparsity, distribution, layers, where, pattern)
     warn_of_empty_layers(masks, sparsity, distribution, layers, stacklevel=2)
+    if data is not None:
+        return prune_by_inputs(model, masks, criterion, data, pattern)
     masks.apply(model)
     return masks
+
+
+def _check_criterion(criterion: str, data: object) -> None:
+    """A known one, with data if it looks at any."""
+    if criterion != "magnitude" and criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of magnitude, {', '.join(CRITERIA)}, got {criterion!r}")
+    if (criterion in CRITERIA) != (data is not None):
+        wants = "needs batches of data" if criterion in CRITERIA else "looks at no data"
+        raise ValueError(f"criterion={criterion!r} {wants}, got data={data!r}")
 
 
 class Sparsity(dict[str, float]):
