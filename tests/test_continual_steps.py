@@ -47,7 +47,6 @@ def test_parts_of_a_batch_are_the_step_of_the_whole(name: str, parts: int) -> No
     x, y = tensors("classification", 1)
     for _ in range(2):
         whole.step(loss_of(whole, (x, y)), (x, y))
-        split.optimizer.zero_grad()
         for batch in zip(x.chunk(parts), y.chunk(parts), strict=True):
             split.backward(loss_of(split, batch) / parts, batch)
         split.update()
@@ -63,7 +62,6 @@ def test_a_part_shows_its_batch_like_a_step(name: str) -> None:
     batch = tensors("classification", 1)
     for _ in range(2):
         first.step(loss_of(first, batch), batch)
-        second.optimizer.zero_grad()
         second.backward(loss_of(second, batch), batch)
         second.update()
     assert same_bits(state(first), state(second))
@@ -76,7 +74,6 @@ def test_what_looks_at_the_batch_sees_all_parts(kind: type, monkeypatch: pytest.
     inputs = ours.objective.inputs
     monkeypatch.setattr(ours.objective, "inputs", lambda batch: (seen.append(len(batch[0])), inputs(batch))[1])
     x, y = tensors("classification", 1)
-    ours.optimizer.zero_grad()
     for batch in zip(x.chunk(4), y.chunk(4), strict=True):
         ours.backward(loss_of(ours, batch) / 4, batch)
     ours.update()

@@ -189,16 +189,14 @@ class Strategy:
         batch: what the loss is of, for methods that look at the inputs again (LwF).
         scaler: of mixed precision in float16.
         """
-        now = self._open("step")
-        now.forget_batches()
-        self.optimizer.zero_grad()
+        self._open("step").forget_batches()
         self.backward(loss, batch, scaler)
         self.update(scaler)
         return loss.detach()
 
     def backward(self, loss: Tensor, batch: Any = None, scaler: GradScaler | None = None) -> None:
         """The first half of a step, to be called several times where gradients are accumulated: of k batches, each with
-        a k-th of its loss. What is rehearsed is drawn with the first of them, and counts once.
+        a k-th of its loss. With the first of them gradients begin anew; what is rehearsed is drawn then, and counts once.
 
         A loss that is not finite is refused, and nothing of the learner has changed.
         """
@@ -208,6 +206,7 @@ class Strategy:
             raise TypeError("backward takes the batch before the scaler: say backward(loss, scaler=scaler)")
         now.batches.append(batch)
         if now.rehearsals is None:
+            self.optimizer.zero_grad()
             now.batch = batch
             now.rehearsals = [each for found in act(self, "rehearse") for each in found or ()]
         stepping.backward(loss, now.rehearsals, scaler)
