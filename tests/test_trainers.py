@@ -1,11 +1,14 @@
 """Models and optimisers as others hand them over: frozen layers, adapters, experts, odd states, averaged weights."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import powerprop as pp
@@ -51,6 +54,30 @@ def test_a_parameter_that_was_replaced_is_an_error_and_not_silence() -> None:
     F.cross_entropy(model(x), y).backward()
     with pytest.raises(RuntimeError, match=r"'2\.weight' of the model is no longer the parameter that was wrapped"):
         optimizer.step()
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_sharded_weights_train_if_wrapped_after_and_are_an_error_if_before() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    late, plain, early = (net(hidden=20) for _ in range(3))
+    ours = pp.Powerprop(sgd(plain), plain)
+    before = pp.Powerprop(sgd(early), early)
+    fully_shard(late, mesh=mesh)
+    after = pp.Powerprop(sgd(late), late)
+    train(plain, ours, 5)
+    train(late, after, 5)
+    pairs = zip(late.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(p.full_tensor(), q) for p, q in pairs)  # type: ignore[attr-defined]
+    fully_shard(early, mesh=mesh)
+    with pytest.raises(RuntimeError, match="fully_shard, to_empty and their like replace parameters; wrap .* after"):
+        train(early, before, 1)
 
 
 # --- what the base optimiser remembers ------------------------------------------------------------------------------
