@@ -76,6 +76,13 @@ def test_a_layer_of_zeros_is_an_error_that_names_it() -> None:
     assert len(wrap(model, alpha=1.0).masters) == 3
 
 
+def test_a_model_without_memory_is_an_error_that_says_what_to_do() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"'weight' is on the meta device and has no values yet: give it memory"):
+        pp.Powerprop(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
 @pytest.mark.parametrize("bad", [0.5, float("nan"), -2])
 def test_bad_alpha(bad: float) -> None:
     with pytest.raises(ValueError, match=f"alpha must be a finite number >= 1, got {bad}"):

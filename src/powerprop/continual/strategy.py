@@ -196,7 +196,7 @@ class Strategy:
 
     def backward(self, loss: Tensor, batch: Any = None, scaler: GradScaler | None = None) -> None:
         """The first half of a step, to be called several times where gradients are accumulated: of k batches, each with
-        a k-th of its loss. With the first of them gradients begin anew; what is rehearsed is drawn then, and counts once.
+        a k-th of its loss. Gradients begin anew with the first, and what is rehearsed is drawn with it and counts once.
 
         A loss that is not finite is refused, and nothing of the learner has changed.
         """
