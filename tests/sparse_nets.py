@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from powerprop.export import measure, model
-from powerprop_paper.models import conv6, lenet_300_100, mlp, resnet20, wrn_22_2
+from powerprop_paper.models import conv6, lenet_300_100, mlp, resnet20
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -79,6 +79,21 @@ class Convolutions(nn.Module):
         return self.out(self.layers(x))
 
 
+class Preactivated(nn.Module):
+    """Norms before convolutions, a norm on two paths, a projected shortcut: the blocks of wide residual networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(8), nn.Conv2d(8, 16, 3, 2, padding=1, bias=False)
+        self.bn2, self.conv2 = nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.shortcut, self.fc = nn.Conv2d(8, 16, 1, 2, bias=False), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(x))
+        x = self.conv2(F.relu(self.bn2(self.conv1(x)))) + self.shortcut(x)
+        return self.fc(F.relu(x).mean((2, 3)))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "mlp": (lambda: mlp([20, 40, 30, 5], generator=seeded()), lambda n: torch.randn(n, 20, generator=seeded())),
     "lenet": (lambda: lenet_300_100(generator=seeded()), lambda n: torch.rand(n, 1, 28, 28, generator=seeded())),
@@ -87,7 +102,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
         lambda n: torch.rand(n, 3, 32, 32, generator=seeded()),
     ),
     "resnet20": (lambda: resnet20(generator=seeded()), lambda n: torch.rand(n, 3, 16, 16, generator=seeded())),
-    "wrn": (lambda: wrn_22_2(generator=seeded()), lambda n: torch.rand(n, 3, 8, 8, generator=seeded())),
+    "preactivated": (Preactivated, lambda n: torch.rand(n, 8, 8, 8, generator=seeded())),
     "branching": (Branching, lambda n: torch.randn(n, 12, generator=seeded())),
     "looking": (Looking, lambda n: torch.randn(n, 12, generator=seeded())),
     "tokens": (Tokens, lambda n: torch.randn(n, 6, 16, generator=seeded())),

@@ -55,9 +55,7 @@ def test_what_is_a_weight(make: Callable[[], nn.Module], wanted: set[str]) -> No
     assert set(select(model)) == wanted
 
 
-@pytest.mark.parametrize(
-    "make", [models.lenet_300_100, models.conv6, models.resnet18, models.resnet20, models.wrn_22_2, models.alexnet]
-)
+@pytest.mark.parametrize("make", [models.lenet_300_100, models.conv6, models.resnet18, models.resnet20, models.alexnet])
 def test_the_networks_of_the_experiments_have_the_weights_of_their_layers(make: Callable[[], nn.Module]) -> None:
     model = make()
     layers = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}

@@ -20,7 +20,7 @@ from powerprop.continual.packing.search import FINE
 from powerprop.continual.seeds import derived_seed, number_of
 from powerprop.select import select
 from powerprop_paper import data, models
-from powerprop_paper.models.init import fans
+from powerprop_paper.models import fans
 from powerprop_paper.train import Precision, equal_rate
 
 if TYPE_CHECKING:

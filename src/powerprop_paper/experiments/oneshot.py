@@ -333,7 +333,7 @@ def build(cfg: Config, seed: int) -> nn.Module:
     if cfg.model == "conv6":
         model: nn.Module = models.conv6(width=cfg.width, batch_norm=cfg.batch_norm, **options)
     elif cfg.model == "fast-cifar":
-        model = models.fast_cifar(widths=[round(cfg.width * each) for each in models.convnets.WIDTHS], **options)
+        model = models.fast_cifar(widths=[round(cfg.width * each) for each in models.WIDTHS], **options)
     else:
         model = models.resnet20(**options)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from powerprop.continual.vae import VAE
-from powerprop_paper.models.heads import answer, output_layer
-from powerprop_paper.models.init import build
+from powerprop_paper.models.layers import answer, build, linear_layers, output_layer
 
 
 class ReplayVAE(VAE):
@@ -29,22 +27,11 @@ class ReplayVAE(VAE):
 
 
 def replay_vae(
-    sizes: Sequence[int],
-    classes: int,
-    latent: int = 100,
-    *,
-    heads: int = 0,
-    init: str = "glorot_normal",
+    sizes: Sequence[int], classes: int, latent: int = 100, *, heads: int = 0, init: str = "glorot_normal",
     generator: torch.Generator | None = None,
-) -> ReplayVAE:
+) -> ReplayVAE:  # fmt: skip
     """A classifier with a generator inside; replay_vae([784, 400, 400], 10) is the published one for split MNIST."""
     return build(lambda: ReplayVAE(sizes, classes, latent, heads), init, generator)
-
-
-def layers(sizes: Sequence[int], last: bool) -> nn.Sequential:
-    """Linear layers of these widths with ReLU between them; `last`: and one behind the last."""
-    made = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
-    return nn.Sequential(*(made if last else made[:-1]))
 
 
 class TaskPart(nn.Module):
@@ -52,7 +39,7 @@ class TaskPart(nn.Module):
 
     def __init__(self, encoder: Sequence[int], head: Sequence[int]) -> None:
         super().__init__()
-        self.encoder, self.head = layers(encoder, last=False), layers(head, last=True)
+        self.encoder, self.head = linear_layers(encoder, last=False), linear_layers(head, last=True)
 
 
 class TaskParts(nn.Module):
@@ -105,7 +92,7 @@ class TaskVAE(nn.Module):
             raise ValueError(f"expected {text}, got {list(encoder)}, {list(head)}, {list(shared)} and {tasks}")
         self.latent = head[0]
         self.parts = TaskParts(encoder, head, tasks, init)
-        self.shared = layers(shared, last=False)
+        self.shared = linear_layers(shared, last=False)
 
     def encode(self, x: Tensor, task: int) -> tuple[Tensor, Tensor]:
         """μ and log σ² of every input."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop_paper.models.heads import Heads
+from powerprop_paper.models import Heads
 
 __all__ = ["Actor", "TwinCritic", "TwinHeads", "TwinLinear", "TwinNorm"]
 

@@ -26,7 +26,7 @@ from powerprop_paper.experiments.baselines.protocol import (
     strength_of,
 )
 from powerprop_paper.experiments.baselines.published import CLASS
-from powerprop_paper.models.init import fans
+from powerprop_paper.models import fans
 from powerprop_paper.train import equal_rate
 
 if TYPE_CHECKING:

@@ -1,15 +1,19 @@
-"""Convolutional networks for 32x32 images: Conv-6, the AlexNet of Split-CIFAR100, and one made for speed."""
+"""Classifiers: fully connected ones, and networks of convolutions for 32x32 images.
+
+In all of them `heads` is the number of task-specific output layers of `classes` units, 0 one output layer for all
+tasks; `init` is "glorot_normal" (the paper's table), "truncated_fan_in" (its published notebook) or "he_normal".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop_paper.models.heads import answer, output_layer
-from powerprop_paper.models.init import build
+from powerprop_paper.models.layers import answer, build, output_layer
 
 CHANNELS = (64, 64, 128, 128, 256, 256)
 """Of Conv-6."""
@@ -18,8 +22,43 @@ WIDTHS = (32, 128, 128)
 """Of the fast network."""
 
 
+class MLP(nn.Module):
+    """Linear layers fc1, fc2, ... with ReLU between them; images are flattened first.
+
+    With `heads` > 0 the last layer is one output layer for each task, `heads.0`, `heads.1`, ...
+    """
+
+    def __init__(self, sizes: Sequence[int], heads: int = 0) -> None:
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"sizes must be two or more positive widths, input first, got {list(sizes)}")
+        for i, (width_in, width_out) in enumerate(pairwise(sizes[:-1]), 1):
+            self.add_module(f"fc{i}", nn.Linear(width_in, width_out))
+        name = "heads" if heads else f"fc{len(sizes) - 1}"
+        self.add_module(name, output_layer(sizes[-2], sizes[-1], heads))
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        x = x.flatten(1)
+        *hidden, output = self.children()
+        for layer in hidden:
+            x = F.relu(layer(x))
+        return answer(output, x, task)
+
+
+def mlp(
+    sizes: Sequence[int], *, heads: int = 0, init: str = "glorot_normal", generator: torch.Generator | None = None
+) -> MLP:
+    """A fully connected ReLU network of the given widths, input first: mlp([784, 1000, 1000, 10])."""
+    return build(lambda: MLP(sizes, heads), init, generator)
+
+
+def lenet_300_100(*, init: str = "glorot_normal", generator: torch.Generator | None = None) -> MLP:
+    """LeNet-300-100, 266,610 parameters (LeCun et al., 1998; the paper's MNIST network)."""
+    return mlp([784, 300, 100, 10], init=init, generator=generator)
+
+
 class Conv6(nn.Module):
-    """[64x2, pool, 128x2, pool, 256x2, pool], 3x3 padded; fc 256, 256, classes; for 32x32 RGB images."""
+    """[64x2, pool, 128x2, pool, 256x2, pool], 3x3 padded; fc 256, 256, classes."""
 
     def __init__(self, classes: int = 10, width: float = 1.0, batch_norm: bool = False) -> None:
         super().__init__()
@@ -38,24 +77,17 @@ class Conv6(nn.Module):
             x = F.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
             if i % 2 == 0:
                 x = F.max_pool2d(x, 2)
-        x = x.flatten(1)
-        x = F.relu(self.fc1(x))
-        x = F.relu(self.fc2(x))
-        return self.fc3(x)  # type: ignore[no-any-return]
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))  # type: ignore[no-any-return]
 
 
 def conv6(
-    classes: int = 10,
-    *,
-    width: float = 1.0,
-    batch_norm: bool = False,
-    init: str = "glorot_normal",
+    classes: int = 10, *, width: float = 1.0, batch_norm: bool = False, init: str = "glorot_normal",
     generator: torch.Generator | None = None,
-) -> Conv6:
+) -> Conv6:  # fmt: skip
     """Conv-6 (Frankle & Carbin, 2019), 2,262,602 parameters at width 1 without batch norm.
 
-    Args:
-        width: multiplies the channels and hidden units of every layer.
+    width: multiplies the channels and hidden units of every layer.
     """
     if width <= 0:
         raise ValueError(f"width must be positive, got {width}")
@@ -63,24 +95,20 @@ def conv6(
 
 
 class AlexNet(nn.Module):
-    """conv 64@4x4, 128@3x3, 256@2x2, each ReLU, dropout, max-pool 2; fc 1024-2048-2048; for 32x32 RGB images."""
+    """conv 64@4x4, 128@3x3, 256@2x2, each ReLU, dropout, max-pool 2; fc 1024-2048-2048; no biases."""
 
-    def __init__(self, classes: int, heads: int = 0, bias: bool = False, batch_norm: bool = False) -> None:
+    def __init__(self, classes: int, heads: int = 0) -> None:
         super().__init__()
-        widths = ((3, 64, 4), (64, 128, 3), (128, 256, 2))
-        for i, (c_in, c_out, kernel) in enumerate(widths, 1):
-            self.add_module(f"conv{i}", nn.Conv2d(c_in, c_out, kernel, bias=bias))
-            # Statistics of the batch at hand only: running ones would mix the tasks.
-            norm = nn.BatchNorm2d(c_out, track_running_stats=False) if batch_norm else nn.Identity()
-            self.add_module(f"bn{i}", norm)
-        self.fc1 = nn.Linear(256 * 2 * 2, 2048, bias=bias)
-        self.fc2 = nn.Linear(2048, 2048, bias=bias)
+        for i, (c_in, c_out, kernel) in enumerate(((3, 64, 4), (64, 128, 3), (128, 256, 2)), 1):
+            self.add_module(f"conv{i}", nn.Conv2d(c_in, c_out, kernel, bias=False))
+        self.fc1 = nn.Linear(256 * 2 * 2, 2048, bias=False)
+        self.fc2 = nn.Linear(2048, 2048, bias=False)
         self.output = "heads" if heads else "fc3"
-        self.add_module(self.output, output_layer(2048, classes, heads, bias))
+        self.add_module(self.output, output_layer(2048, classes, heads, bias=False))
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         for i, rate in enumerate((0.2, 0.2, 0.5), 1):
-            x = F.relu(self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x)))
+            x = F.relu(self.get_submodule(f"conv{i}")(x))
             x = F.max_pool2d(F.dropout(x, rate, self.training), 2)
         x = x.flatten(1)
         for layer in (self.fc1, self.fc2):
@@ -89,21 +117,10 @@ class AlexNet(nn.Module):
 
 
 def alexnet(
-    classes: int = 10,
-    *,
-    heads: int = 0,
-    bias: bool = False,
-    batch_norm: bool = False,
-    init: str = "glorot_normal",
-    generator: torch.Generator | None = None,
+    classes: int = 10, *, heads: int = 0, init: str = "glorot_normal", generator: torch.Generator | None = None
 ) -> AlexNet:
-    """The network of GPM's Split-CIFAR100 experiments (Saha et al., 2021); the paper's has no batch norm.
-
-    Args:
-        heads: number of task-specific output layers of `classes` units; 0 is one output layer for all tasks.
-        batch_norm: normalise by the batch's own statistics after each convolution.
-    """
-    return build(lambda: AlexNet(classes, heads, bias, batch_norm), init, generator)
+    """The network of GPM's Split-CIFAR100 experiments (Saha et al., 2021), as in the paper without batch norm."""
+    return build(lambda: AlexNet(classes, heads), init, generator)
 
 
 class Block(nn.Module):
@@ -122,7 +139,7 @@ class Block(nn.Module):
 
 
 class FastCifar(nn.Module):
-    """conv 24@2x2, ReLU; a `Block` of each width; the maximum over all places; fc. For 32x32 RGB images."""
+    """conv 24@2x2, ReLU; a `Block` of each width; the maximum over all places; fc."""
 
     def __init__(self, classes: int = 10, widths: Sequence[int] = WIDTHS, heads: int = 0) -> None:
         super().__init__()
@@ -137,20 +154,14 @@ class FastCifar(nn.Module):
 
 
 def fast_cifar(
-    classes: int = 10,
-    *,
-    widths: Sequence[int] = WIDTHS,
-    heads: int = 0,
-    init: str = "he_normal",
+    classes: int = 10, *, widths: Sequence[int] = WIDTHS, heads: int = 0, init: str = "he_normal",
     generator: torch.Generator | None = None,
-) -> FastCifar:
+) -> FastCifar:  # fmt: skip
     """A narrow form of the networks of CIFAR speed runs (Jordan, 2024): 498,114 parameters with its own widths.
 
     Convolutions read it fastest as `model.to(memory_format=torch.channels_last)`, with images in the same format.
 
-    Args:
-        widths: channels of the blocks; each halves the image, so at most four.
-        heads: number of task-specific output layers of `classes` units; 0 is one output layer for all tasks.
+    widths: channels of the blocks; each halves the image, so at most four.
     """
     if not 1 <= len(widths) <= 4 or min(widths) < 1:
         raise ValueError(f"widths must be one to four positive numbers of channels, got {tuple(widths)}")
