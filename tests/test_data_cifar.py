@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from powerprop_paper.data import DataCorrupt, DataNotFound
-from powerprop_paper.data.cifar import load_cifar, read_batch
+from powerprop_paper.data.sets import load_cifar, read_batch
 from powerprop_paper.data.sources import CIFAR10, CIFAR100, CifarSource
 
 pytestmark = pytest.mark.usefixtures("no_data_places")

@@ -15,8 +15,15 @@ from PIL import Image
 
 from pictures import encoded, picture
 from powerprop_paper.data import DataCorrupt, DataNotFound
-from powerprop_paper.data.imagenet import Folder, Shards, find_pictures, write_shard
-from powerprop_paper.data.picture_batches import PictureBatches, epoch_order, evaluation_batches
+from powerprop_paper.data.imagenet import (
+    Folder,
+    PictureBatches,
+    Shards,
+    epoch_order,
+    evaluation_batches,
+    find_pictures,
+    write_shard,
+)
 from powerprop_paper.data.pictures import MEAN, STD, centre_crop, random_box, random_resized_crop, standardise
 from powerprop_paper.train.distributed import Ranks
 

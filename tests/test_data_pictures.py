@@ -13,11 +13,9 @@ import pytest
 import torch
 
 from powerprop_paper.data import DataCorrupt, DataNotFound
-from powerprop_paper.data.idx import idx_bytes
-from powerprop_paper.data.notmnist import has_near_duplicate, load_notmnist, split_rows
 from powerprop_paper.data.pictures import MAX_BYTES, decode
+from powerprop_paper.data.sets import has_near_duplicate, idx_bytes, load_notmnist, load_tiny, split_rows
 from powerprop_paper.data.sources import NOTMNIST, TINY_IMAGENET_10, FolderSource, IdxFile
-from powerprop_paper.data.tiny_imagenet import load_tiny
 
 pytestmark = pytest.mark.usefixtures("no_data_places")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from powerprop_paper.data import Images, mean_std, split
-from powerprop_paper.data.notmnist import NEAR
+from powerprop_paper.data.sets import NEAR
 
 Get = Callable[[str], Images]
 

@@ -19,10 +19,8 @@ from PIL import Image
 from powerprop.continual import EfficientPackNet
 from powerprop.continual.saving import state_of
 from powerprop.masks import Masks
-from powerprop_paper.data.cifar import read_batch
-from powerprop_paper.data.idx import idx_bytes, load_idx
 from powerprop_paper.data.imagenet import Shards, write_shard
-from powerprop_paper.data.notmnist import load_notmnist, read_archive
+from powerprop_paper.data.sets import idx_bytes, load_idx, load_notmnist, read_archive, read_batch
 from powerprop_paper.data.sources import MNIST, NOTMNIST, IdxFile
 from powerprop_paper.train import load_checkpoint, read_metrics, save_checkpoint
 

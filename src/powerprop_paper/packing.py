@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -33,12 +32,6 @@ RECHECKED = 5
 BY_GRADIENT = ("oneshot", "binary")
 MIN_GROUP_BY_GRADIENT, GROUPS_BY_GRADIENT = 16, 4
 """Smaller groups are not probed by gradient methods, which take one pass back and forth for each."""
-
-
-def load_images(cfg: Config) -> data.Images:
-    """The data set, or the last part of its training images."""
-    images = data.load(cfg.data)
-    return replace(images, train_x=images.train_x[-cfg.images :], train_y=images.train_y[-cfg.images :])
 
 
 def make_stream(cfg: Config, images: data.Images, seed: int) -> data.Stream:
@@ -175,9 +168,7 @@ class Measures:
 
     def part(self, task: data.Task, count: int = 0) -> data.Part:
         """The test images that are measured."""
-        x, y = task.test()
-        count = count or self.cfg.test or len(x)
-        return data.Part(x[:count], y[:count])
+        return data.first(task.test(), count or self.cfg.test)
 
     def accuracy(self, task: data.Task) -> float:
         """Task-incremental: the task is given."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from powerprop.batches import Batches, Part, Splits
 from powerprop.continual.task import Task
-from powerprop_paper.data.cifar import load_cifar
 from powerprop_paper.data.files import DataCorrupt, DataNotFound
-from powerprop_paper.data.idx import load_idx
 from powerprop_paper.data.images import (
     AT_ONCE,
     Images,
@@ -21,35 +20,15 @@ from powerprop_paper.data.images import (
     random_shift_flip,
     to_float,
 )
-from powerprop_paper.data.notmnist import load_notmnist
+from powerprop_paper.data.sets import load_cifar, load_idx, load_notmnist, load_tiny
 from powerprop_paper.data.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, NOTMNIST, TINY_IMAGENET_10
 from powerprop_paper.data.streams import Stream, permuted, rotated, split
-from powerprop_paper.data.tiny_imagenet import load_tiny
 
 __all__ = [
-    "AT_ONCE",
-    "LOADERS",
-    "Batches",
-    "DataCorrupt",
-    "DataNotFound",
-    "Images",
-    "Part",
-    "Splits",
-    "Stream",
-    "Task",
-    "channels_last",
-    "check_images",
-    "crop_and_flip",
-    "load",
-    "load_splits",
-    "mean_std",
-    "normalise",
-    "permuted",
-    "random_shift_flip",
-    "rotated",
-    "split",
-    "to_float",
-]
+    "AT_ONCE", "LOADERS", "Batches", "DataCorrupt", "DataNotFound", "Images", "Part", "Splits", "Stream", "Task",
+    "channels_last", "check_images", "crop_and_flip", "first", "load", "load_last", "load_splits", "mean_std",
+    "normalise", "permuted", "random_shift_flip", "rotated", "split", "to_float",
+]  # fmt: skip
 
 LOADERS: dict[str, Callable[[str | Path | None, bool], Images]] = {
     "mnist": partial(load_idx, MNIST),
@@ -64,15 +43,20 @@ LOADERS: dict[str, Callable[[str | Path | None, bool], Images]] = {
 def load(name: str, root: str | Path | None = None, *, download: bool = True) -> Images:
     """The whole data set in memory, checked against its published checksums.
 
-    Args:
-        name: one of LOADERS.
-        root: the only folder to look in (and to download to), laid out as torchvision does; by default
-            $POWERPROP_DATA, the user's cache and what the machine has installed are searched in this order.
-        download: fetch what is found nowhere, into the user's cache.
+    name: one of LOADERS.
+    root: the only folder to look in (and to download to), laid out as torchvision does; by default $POWERPROP_DATA, the
+        user's cache and what the machine has installed are searched in this order.
+    download: fetch what is found nowhere, into the user's cache.
     """
     if name not in LOADERS:
         raise ValueError(f"data set must be one of {', '.join(LOADERS)}, got {name!r}")
     return LOADERS[name](root, download)
+
+
+def load_last(name: str, count: int) -> Images:
+    """The data set with only the last so many training images; 0 means all."""
+    images = load(name)
+    return replace(images, train_x=images.train_x[-count:], train_y=images.train_y[-count:])
 
 
 def load_splits(name: str, pixels: str, validation: int, train: int = 0, test: int = 0) -> Splits:
@@ -83,15 +67,16 @@ def load_splits(name: str, pixels: str, validation: int, train: int = 0, test: i
     train, test: only the first so many of the others, and of the test images; 0 means all.
     """
     rest, held_back, tested = load(name).split_validation(validation)
-    splits = Splits(_first(rest, train), held_back, _first(tested, test))
+    splits = Splits(first(rest, train), held_back, first(tested, test))
     if pixels == "unit":
         return splits.map(to_float)
     mean, std = mean_std(splits.train.x)
     return splits.map(lambda x: normalise(x, mean, std))
 
 
-def _first(part: Part, count: int) -> Part:
-    return Part(part.x[:count], part.y[:count]) if count else part
+def first(part: Part, count: int) -> Part:
+    """The first so many images; 0 means all."""
+    return Part(part.x[: count or None], part.y[: count or None])
 
 
 def check_images(model: str, shape: tuple[int, ...], classes: int, images: Images) -> None:

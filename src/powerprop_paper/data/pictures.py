@@ -10,16 +10,13 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from powerprop_paper.data.files import Bytes, damaged
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 MAX_BYTES = 64 * 2**20
 """No picture of a data set is larger; an entry that says so is damaged."""
@@ -49,7 +46,7 @@ def decode(data: bytes, mode: str) -> Bytes:
     return np.array(open_picture(data, mode), np.uint8)
 
 
-def open_picture(data: bytes, mode: str) -> Image:
+def open_picture(data: bytes, mode: str) -> Any:
     """The decoded picture; OSError if it is none, whichever of its many errors Pillow has for that."""
     try:
         from PIL import Image
@@ -65,8 +62,8 @@ def open_picture(data: bytes, mode: str) -> Image:
 def random_resized_crop(data: bytes, size: int, generator: torch.Generator) -> Tensor:
     """For training: a random part of the picture, resized, mirrored half of the time (Szegedy et al. 2015)."""
     image = open_picture(data, "RGB")
-    box = random_box(*image.size, generator)
-    pixels = _resized(image, size, size, box)
+    width, height = image.size
+    pixels = _resized(image, size, size, random_box(width, height, generator))
     return pixels.flip(-1) if torch.rand((), generator=generator) < 0.5 else pixels
 
 
@@ -104,7 +101,7 @@ def standardise(x: Tensor, device: torch.device) -> Tensor:
     return x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 
 
-def _resized(image: Image, width: int, height: int, box: Box) -> Tensor:
+def _resized(image: Any, width: int, height: int, box: Box) -> Tensor:
     from PIL.Image import Resampling
 
     part = image.resize((width, height), Resampling.BILINEAR, box)

@@ -68,22 +68,14 @@ MNIST = IdxSource(
     name="mnist",
     folder="MNIST/raw",
     files=(
-        IdxFile(
-            "train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb", 47_040_016,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        ),
-        IdxFile(
-            "train-labels-idx1-ubyte", "a25bea736e30d166cdddb491f175f624", 60_008,
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        ),
-        IdxFile(
-            "t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea", 7_840_016,
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        ),
-        IdxFile(
-            "t10k-labels-idx1-ubyte", "27ae3e4e09519cfbb04c329615203637", 10_008,
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
+        IdxFile("train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb", 47_040_016,
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        IdxFile("train-labels-idx1-ubyte", "a25bea736e30d166cdddb491f175f624", 60_008,
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        IdxFile("t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea", 7_840_016,
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        IdxFile("t10k-labels-idx1-ubyte", "27ae3e4e09519cfbb04c329615203637", 10_008,
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
     mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     class_names=tuple("0123456789"),
@@ -96,22 +88,14 @@ FASHION_MNIST = IdxSource(
     name="fashion-mnist",
     folder="FashionMNIST/raw",
     files=(
-        IdxFile(
-            "train-images-idx3-ubyte", "f4a8712d7a061bf5bd6d2ca38dc4d50a", 47_040_016,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        ),
-        IdxFile(
-            "train-labels-idx1-ubyte", "9018921c3c673c538a1fc5bad174d6f9", 60_008,
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        ),
-        IdxFile(
-            "t10k-images-idx3-ubyte", "8181f5470baa50b63fa0f6fddb340f0a", 7_840_016,
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        ),
-        IdxFile(
-            "t10k-labels-idx1-ubyte", "15d484375f8d13e6eb1aabb0c3f46965", 10_008,
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
+        IdxFile("train-images-idx3-ubyte", "f4a8712d7a061bf5bd6d2ca38dc4d50a", 47_040_016,
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        IdxFile("train-labels-idx1-ubyte", "9018921c3c673c538a1fc5bad174d6f9", 60_008,
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        IdxFile("t10k-images-idx3-ubyte", "8181f5470baa50b63fa0f6fddb340f0a", 7_840_016,
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        IdxFile("t10k-labels-idx1-ubyte", "15d484375f8d13e6eb1aabb0c3f46965", 10_008,
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     ),
     mirrors=(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",

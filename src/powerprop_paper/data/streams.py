@@ -16,6 +16,9 @@ from powerprop.batches import Part
 from powerprop.continual.task import Task
 from powerprop_paper.data.images import Images, to_float
 
+View = Callable[[Part], Part]
+DEGREES = 180.0
+"""Where the angles of rotated tasks end."""
 CHUNK_ROWS = 4096
 """Images that are turned at a time: their float copies take little memory."""
 
@@ -39,63 +42,103 @@ class Stream(Sequence[Task]):
 
 
 def permuted(
-    images: Images,
-    tasks: int,
-    seed: int,
-    *,
-    validation: int = 5000,
-    identity_first: bool = False,
-    transform: Callable[[Tensor], Tensor] = to_float,
+    images: Images, tasks: int, seed: int, *, validation: int = 5000, transform: Callable[[Tensor], Tensor] = to_float
 ) -> Stream:
     """Permuted images: task t sees every image with its pixels in a fixed random order of its own.
 
     The order is drawn from (seed, t) alone, so that task 250 needs none of the 249 before it. Task t has the
     local labels of the data and the stream's classes kt..kt+k-1.
 
-    Args:
-        validation: how many of the last training images are for validation.
-        identity_first: leave the images of task 0 as they are.
-        transform: from bytes to what the network sees, applied after the permutation.
+    validation: how many of the last training images are for validation.
+    transform: from bytes to what the network sees, applied after the permutation.
     """
+
+    def make(t: int) -> tuple[str, View]:
+        order = pixel_order(images.shape[1] * images.shape[2], seed, t)
+        return f"permutation {t}", partial(permuted_part, order=order, transform=transform)
+
+    return _all_classes(images, tasks, validation, make)
+
+
+def rotated(
+    images: Images, tasks: int, seed: int, *, validation: int = 5000, transform: Callable[[Tensor], Tensor] = to_float
+) -> Stream:
+    """Rotated images: task t sees every image turned by an angle of its own (Lopez-Paz & Ranzato, 2017).
+
+    The angle is drawn evenly from [0°, 180°), from (seed, t) alone; they turn counter-clockwise. The rest is as in
+    `permuted`.
+    """
+
+    def make(t: int) -> tuple[str, View]:
+        angle = DEGREES * task_fraction(seed, t)
+        return f"rotation {angle:.1f}°", partial(rotated_part, angle=angle, transform=transform)
+
+    return _all_classes(images, tasks, validation, make)
+
+
+def _all_classes(images: Images, tasks: int, validation: int, make: Callable[[int], tuple[str, View]]) -> Stream:
+    """Tasks of all classes, which differ in their name and view alone."""
     if tasks < 1:
         raise ValueError(f"tasks must be at least 1, got {tasks}")
     splits, k = images.split_validation(validation), images.classes
 
-    def make(t: int) -> Task:
-        order = None if identity_first and t == 0 else pixel_order(images.shape[1] * images.shape[2], seed, t)
-        classes = tuple(range(k * t, k * (t + 1)))
-        view = partial(permuted_part, order=order, transform=transform)
-        return Task(t, f"permutation {t}", classes, splits, view)
+    def task(t: int) -> Task:
+        name, view = make(t)
+        return Task(t, name, tuple(range(k * t, k * (t + 1))), splits, view)
 
-    return Stream(tasks, make)
+    return Stream(tasks, task)
+
+
+def _random(seed: int, task: int) -> np.random.RandomState:
+    """The generator of one task, whose streams numpy has frozen for good."""
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, task])))
 
 
 def pixel_order(pixels: int, seed: int, task: int) -> Tensor:
-    """The permutation of one task, from a generator whose streams numpy has frozen for good."""
-    bits = np.random.MT19937(np.random.SeedSequence([seed, task]))
-    return torch.from_numpy(np.random.RandomState(bits).permutation(pixels))
+    """The permutation of one task."""
+    return torch.from_numpy(_random(seed, task).permutation(pixels))
 
 
-def permuted_part(part: Part, order: Tensor | None, transform: Callable[[Tensor], Tensor]) -> Part:
-    """The images with their pixels in the given order, in all channels alike; None leaves them as they are."""
-    x = part.x if order is None else part.x.flatten(2)[:, :, order.to(part.x.device)].view_as(part.x)
+def task_fraction(seed: int, task: int) -> float:
+    """A number in [0, 1) for one task."""
+    return float(_random(seed, task).random_sample())
+
+
+def permuted_part(part: Part, order: Tensor, transform: Callable[[Tensor], Tensor]) -> Part:
+    """The images with their pixels in the given order, in all channels alike."""
+    x = part.x.flatten(2)[:, :, order.to(part.x.device)].view_as(part.x)
     return Part(transform(x), part.y)
 
 
+def rotated_part(part: Part, angle: float, transform: Callable[[Tensor], Tensor]) -> Part:
+    """The images turned by the angle, in degrees."""
+    return Part(transform(rotate(part.x, angle)), part.y)
+
+
+def rotate(x: Tensor, angle: float) -> Tensor:
+    """Byte images (N, C, H, W) turned counter-clockwise about their middle: bilinear, black from outside, rounded."""
+    h, w = x.shape[2:]
+    cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    # Where an output pixel comes from, in coordinates that run from -1 to 1 along either side.
+    source = torch.tensor([[cos, -sin * h / w, 0.0], [sin * w / h, cos, 0.0]], device=x.device)
+    grid = F.affine_grid(source.unsqueeze(0), [1, 1, h, w], align_corners=False)
+    turned = torch.empty_like(x)
+    for first in range(0, len(x), CHUNK_ROWS):
+        rows = x[first : first + CHUNK_ROWS].float()
+        sampled = F.grid_sample(rows, grid.expand(len(rows), -1, -1, -1), align_corners=False)
+        turned[first : first + CHUNK_ROWS] = sampled.round_().clamp_(0, 255)
+    return turned
+
+
 def split(
-    images: Images,
-    classes_per_task: int,
-    *,
-    validation: int = 5000,
-    transform: Callable[[Tensor], Tensor] = to_float,
+    images: Images, classes_per_task: int, *, validation: int = 5000, transform: Callable[[Tensor], Tensor] = to_float
 ) -> Stream:
     """Split images: the classes in their order, `classes_per_task` of them in each task.
 
     Split-MNIST is split(mnist, 2): five tasks of two digits; Split-CIFAR100 is split(cifar100, 10).
 
-    Args:
-        validation: how many of the last training images, of all classes together, are for validation.
-        transform: from bytes to what the network sees.
+    validation: how many of the last training images, of all classes together, are for validation.
+    transform: from bytes to what the network sees.
     """
     if classes_per_task < 1 or images.classes % classes_per_task:
         raise ValueError(
@@ -115,65 +158,3 @@ def part_of_classes(part: Part, classes: tuple[int, ...], transform: Callable[[T
     """The images of consecutive classes, labels counted from the first of them."""
     chosen = ((part.y >= classes[0]) & (part.y <= classes[-1])).nonzero().squeeze(1)
     return Part(transform(part.x.index_select(0, chosen)), part.y.index_select(0, chosen) - classes[0])
-
-
-def rotated(
-    images: Images,
-    tasks: int,
-    seed: int,
-    *,
-    degrees: float = 180.0,
-    validation: int = 5000,
-    identity_first: bool = False,
-    transform: Callable[[Tensor], Tensor] = to_float,
-) -> Stream:
-    """Rotated images: task t sees every image turned by a fixed angle of its own (Lopez-Paz & Ranzato, 2017).
-
-    The angle is drawn evenly from [0, degrees), from (seed, t) alone, so that task 250 needs none of the 249 before it.
-    Task t has the local labels of the data and the stream's classes kt..kt+k-1.
-
-    Args:
-        degrees: the angles' upper end; they turn counter-clockwise.
-        validation: how many of the last training images are for validation.
-        identity_first: leave the images of task 0 as they are.
-        transform: from bytes to what the network sees, applied after the rotation.
-    """
-    if tasks < 1:
-        raise ValueError(f"tasks must be at least 1, got {tasks}")
-    if not 0 < degrees <= 360:
-        raise ValueError(f"degrees must be in (0, 360], got {degrees}")
-    splits, k = images.split_validation(validation), images.classes
-
-    def make(t: int) -> Task:
-        angle = 0.0 if identity_first and t == 0 else degrees * task_fraction(seed, t)
-        classes = tuple(range(k * t, k * (t + 1)))
-        view = partial(rotated_part, angle=angle, transform=transform)
-        return Task(t, f"rotation {angle:.1f}°", classes, splits, view)
-
-    return Stream(tasks, make)
-
-
-def task_fraction(seed: int, task: int) -> float:
-    """A number in [0, 1) for one task, from a generator whose streams numpy has frozen for good."""
-    bits = np.random.MT19937(np.random.SeedSequence([seed, task]))
-    return float(np.random.RandomState(bits).random_sample())
-
-
-def rotated_part(part: Part, angle: float, transform: Callable[[Tensor], Tensor]) -> Part:
-    """The images turned by the angle, in degrees; 0 leaves them as they are."""
-    return Part(transform(rotate(part.x, angle) if angle else part.x), part.y)
-
-
-def rotate(x: Tensor, angle: float) -> Tensor:
-    """Byte images (N, C, H, W) turned counter-clockwise about their middle: bilinear, black from outside, rounded."""
-    h, w = x.shape[2:]
-    cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-    # Where an output pixel comes from, in coordinates that run from -1 to 1 along either side.
-    source = torch.tensor([[cos, -sin * h / w, 0.0], [sin * w / h, cos, 0.0]], device=x.device)
-    grid = F.affine_grid(source.unsqueeze(0), [1, 1, h, w], align_corners=False)
-    turned = torch.empty_like(x)
-    for first in range(0, len(x), CHUNK_ROWS):
-        rows = x[first : first + CHUNK_ROWS].float()
-        sampled = F.grid_sample(rows, grid.expand(len(rows), -1, -1, -1), align_corners=False)
-        turned[first : first + CHUNK_ROWS] = sampled.round_().clamp_(0, 255)
-    return turned

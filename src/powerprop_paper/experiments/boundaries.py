@@ -21,7 +21,7 @@ from powerprop.continual.boundaries.finder import check_finding
 from powerprop.continual.seeds import derived_seed
 from powerprop_paper import data
 from powerprop_paper.experiments import split
-from powerprop_paper.packing import fraction, load_images, make_learner, make_stream
+from powerprop_paper.packing import fraction, make_learner, make_stream
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Mean, lines
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
@@ -135,7 +135,7 @@ PRESETS = {
 def learn(cfg: Config, folder: Path, progress: Progress, arm: str, seed: int) -> dict[str, Any]:
     """A job that was stopped begins anew."""
     device, told, told_cfg = local_device(), arm == "told", cfg.told()
-    images = load_images(told_cfg)
+    images = data.load_last("mnist", cfg.images)
     stream = make_stream(told_cfg, images.to(device), seed)
     method = "frugal-packnet" if arm == "frugal" else "efficient-packnet"
     learner = make_learner(told_cfg, method, cfg.alpha, seed, device)
@@ -248,7 +248,7 @@ def measure(learner: Packing, stream: data.Stream, shared: Tensor, test: int, gr
     matched, owner = shared.argmax(1).tolist(), shared.argmax(0)
     given, inferred = [], []
     for task in stream:
-        x, y = (part[: test or len(part)] for part in task.test())
+        x, y = data.first(task.test(), test)
         given.append(fraction(learner.predict(x, matched[task.index]).label == y))
         guess = learner.predict(x, group=group)
         inferred.append(fraction((owner.to(guess.task.device)[guess.task] == task.index) & (guess.label == y)))
@@ -260,7 +260,7 @@ def measure(learner: Packing, stream: data.Stream, shared: Tensor, test: int, gr
 
 def main(cfg: Config, run: Run) -> Page:
     """All ways from every seed, and the loss with its change points."""
-    run.prepare(lambda: load_images(cfg.told()))
+    run.prepare(lambda: data.load_last("mnist", cfg.images))
     rows = run.map(learn, [{"arm": arm, "seed": seed} for seed in range(cfg.seeds) for arm in ARMS])
     for row in rows:
         if "diverged" in row:

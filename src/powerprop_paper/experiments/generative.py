@@ -11,7 +11,7 @@ images choose; then all tasks are learned with what was chosen, from all seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -191,15 +191,9 @@ NOTMNIST = {
 
 def find_data(cfg: Config) -> None:
     """Have the data at hand, and refuse settings that it does not fit."""
-    for task in stream_of(cfg, load_images(cfg), cfg.tasks):
+    for task in stream_of(cfg, data.load_last(cfg.data, cfg.images), cfg.tasks):
         for what, part in (("training", task.train()), ("validation", task.validation()), ("test", task.test())):
             require(len(part.x), f"{cfg.data}: no {what} image is of {task.name}; use more images")
-
-
-def load_images(cfg: Config) -> data.Images:
-    """The data set, or the last part of its training images."""
-    images, last = data.load(cfg.data), slice(-cfg.images, None)
-    return replace(images, train_x=images.train_x[last], train_y=images.train_y[last])
 
 
 def stream_of(cfg: Config, images: data.Images, tasks: int) -> list[data.Task]:
@@ -234,7 +228,7 @@ def learn_tasks(
 ) -> tuple[Strategy, list[data.Task]]:  # fmt: skip
     """A learner of so many tasks, and the tasks; it is saved after each, with what `measure` notes."""
     device, checkpoint = local_device(), folder / "learner.safetensors"
-    stream = stream_of(cfg, load_images(cfg).to(device), tasks)
+    stream = stream_of(cfg, data.load_last(cfg.data, cfg.images).to(device), tasks)
     learner = make_learner(cfg, device, **settings)
     if checkpoint.exists():
         learner.load(checkpoint)
@@ -490,7 +484,7 @@ def main(cfg: Config, run: Run) -> Page:
     lost = [f"{m.method.label}, {why}" for m in measured for why in m.lost]
     if not rows.finished:
         raise RunError(f"every run diverged: {'; '.join(lost)}")
-    images = load_images(cfg)
+    images = data.load_last(cfg.data, cfg.images)
     sections = [
         Section("Test log-likelihood", likelihood_text(cfg, measured), tables=[main_table(cfg, measured)]),
         Section("What forgetting looks like", DRAWN, [figure_of_samples(cfg, images, measured)]),

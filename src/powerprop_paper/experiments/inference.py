@@ -174,8 +174,7 @@ def ask(
     cfg: Config, folder: Path, progress: Progress, stream: str, inputs: str, superfluous: int, seed: int
 ) -> dict[str, Any]:
     """A job that was stopped goes on after the last task it learned."""
-    images = data.load("mnist").to(local_device())
-    images = replace(images, train_x=images.train_x[-cfg.images :], train_y=images.train_y[-cfg.images :])
+    images = data.load_last("mnist", cfg.images).to(local_device())
     tasks = make_stream(cfg, stream, inputs, seed, images)
     learner = make_learner(cfg, len(tasks[0].classes or ()) + superfluous, seed)
     checkpoint = folder / "learner.safetensors"

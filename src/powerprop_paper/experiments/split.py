@@ -24,7 +24,7 @@ from powerprop.continual import GRID, Accuracies, Scenario, accuracy_on, learn_s
 from powerprop.continual.packing.search import check_grid
 from powerprop_paper import data
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
-from powerprop_paper.packing import Measures, load_images, make_learner, make_stream, rate
+from powerprop_paper.packing import Measures, make_learner, make_stream, rate
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Mean, heatmap, lines
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
@@ -262,7 +262,7 @@ def find_data(cfg: Config) -> None:
     for method in cfg.methods:
         fits = method == "packnet" or cfg.validation
         require(fits, f"validation must be at least 1, which {method} decides by, got {cfg.validation}")
-    images = load_images(cfg)
+    images = data.load_last(cfg.data, cfg.images)
     data.check_images(cfg.model, *(((1, 28, 28), 10) if cfg.model == "mlp" else ((3, 32, 32), 100)), images)
     fits = cfg.stream != "split" or images.classes % cfg.tasks == 0
     require(fits, f"tasks must divide the {images.classes} classes of {images.name}, got {cfg.tasks}")
@@ -277,7 +277,7 @@ def learn(
 ) -> dict[str, Any]:
     """Learn all tasks, from the saved learner in the folder if there is one."""
     cfg, device = cfg.with_candidate(candidate), local_device()
-    images = load_images(cfg)
+    images = data.load_last(cfg.data, cfg.images)
     stream = make_stream(cfg, images.to(device), seed)
     learner = make_learner(cfg, method, alpha, seed, device)
     measures, steps, whole = Measures(cfg, learner, stream), StepCount(), cfg.steps + cfg.retrain_steps
@@ -315,7 +315,7 @@ def trial(
 ) -> dict[str, Any]:
     """Learn the first tasks with a candidate's settings, and measure them on validation images alone."""
     cfg, device = cfg.with_candidate(candidate), local_device()
-    stream = make_stream(cfg, load_images(cfg).to(device), seed)[: cfg.tuning_tasks]
+    stream = make_stream(cfg, data.load_last(cfg.data, cfg.images).to(device), seed)[: cfg.tuning_tasks]
     learner = make_learner(cfg, method, alpha, seed, device)
 
     def after_task(task: data.Task) -> None:

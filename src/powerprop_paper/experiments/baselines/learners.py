@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 
 def load_images(cfg: Config) -> data.Images:
     """The data set, or the last part of its training images and the first of its test images."""
-    images = data.load(PROTOCOLS[cfg.benchmark].data)
-    last, first = slice(-cfg.images, None), slice(cfg.test or None)
-    return replace(
-        images, train_x=images.train_x[last], train_y=images.train_y[last], test_x=images.test_x[first],
-        test_y=images.test_y[first],
-    )  # fmt: skip
+    images = data.load_last(PROTOCOLS[cfg.benchmark].data, cfg.images)
+    test = data.first(data.Part(images.test_x, images.test_y), cfg.test)
+    return replace(images, test_x=test.x, test_y=test.y)
 
 
 def make_stream(cfg: Config, images: data.Images, name: str, seed: int) -> list[data.Task]:

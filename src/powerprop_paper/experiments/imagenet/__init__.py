@@ -30,8 +30,7 @@ from powerprop.eval_mode import evaluating
 from powerprop.files import replacing
 from powerprop.select import select
 from powerprop_paper import data, models
-from powerprop_paper.data.imagenet import Pictures, find_pictures
-from powerprop_paper.data.picture_batches import PictureBatches, evaluation_batches
+from powerprop_paper.data.imagenet import PictureBatches, Pictures, evaluation_batches, find_pictures
 from powerprop_paper.experiments.imagenet.cells import (
     EXTREME,
     ONESHOT_ALPHAS,
