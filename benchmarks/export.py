@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import nn
 
 import powerprop as pp
-from powerprop.export.plan import best_times
+from powerprop.export.measure import best_times
 from powerprop_paper.models import conv6, lenet_300_100, mlp, resnet20
 
 LIMITS = {64: {0.9: 2.0, 0.95: 3.0, 0.98: 6.0, 0.99: 10.0}, 1: {0.9: 1.1, 0.95: 1.4, 0.98: 2.5, 0.99: 3.5}}

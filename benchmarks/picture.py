@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import powerprop as pp
-from powerprop.export.plan import best_times
+from powerprop.export.measure import best_times
 from powerprop.files import write_json
 from powerprop_paper import data
 from powerprop_paper.data import Batches

@@ -14,7 +14,7 @@ from torch import nn
 
 import powerprop as pp
 from powerprop.cli import main
-from powerprop.export.files import read
+from powerprop.export.file import read
 from powerprop.export.programs import answers_of_onnx
 from powerprop_paper.models import lenet_300_100
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from powerprop.cli import main
 from powerprop.continual import HAT, Naive
 from powerprop.continual.saving import FORMAT as LEARNER
 from powerprop.continual.saving import state_of
-from powerprop.export import files
-from powerprop.export.encode import encode
-from powerprop.export.files import read
+from powerprop.export import file
+from powerprop.export.file import encode, read
 from powerprop.files import FileError
 from powerprop.masks import Masks, pack
 from powerprop.tensorfiles import write_tensors
@@ -36,11 +33,9 @@ SHAPES: list[Any] = [
 ]  # fmt: skip
 
 
-def model_file(path: Path, tensors: dict[str, Tensor], shapes: Any, tied: Any = None, **more: str) -> Path:
+def model_file(path: Path, tensors: dict[str, Tensor], shapes: Any, tied: Any = None, plan: Any = None) -> Path:
     """A file of a model with a valid checksum, whatever is in it."""
-    text = shapes if isinstance(shapes, str) else json.dumps(shapes)
-    metadata = {"format": files.FORMAT, "shapes": text, "tied": json.dumps(tied or {}), **more}
-    path.write_bytes(to_bytes(tensors, {**metadata, "sha256": files._checksum(tensors, metadata)}))
+    write_tensors(path, file.FORMAT, tensors, {"shapes": shapes, "tied": tied or {}, "plan": plan})
     return path
 
 
@@ -75,11 +70,9 @@ def test_places_that_are_no_bytes(form: str, code: Tensor, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "shapes",
-    [DEEP, "{", "[]", "7", '{"w": ' + DEEP, '{"other": [1]}', '{"w": [NaN]}'],
-    ids=["deep", "cut", "list", "number", "deep shape", "missing", "nan"],
+    "shapes", ["{", [], 7, {"other": [1]}, {"w": {"w": 1}}], ids=["cut", "list", "number", "missing", "names"]
 )
-def test_shapes_that_are_none(shapes: str, tmp_path: Path) -> None:
+def test_shapes_that_are_none(shapes: Any, tmp_path: Path) -> None:
     path = model_file(tmp_path / "net", {"dense:w": torch.ones(1)}, shapes)
     refused(lambda: read(path), path)
 
@@ -106,7 +99,7 @@ def test_a_few_bytes_that_declare_six_hundred_million_zeros(many: int, tmp_path:
     }
     path = model_file(tmp_path / "net", tensors, {f"w{i}": [600_000_000 // many] for i in range(many)})
     code = (
-        "import resource, sys\nfrom powerprop.export.files import read\nfrom powerprop.files import FileError\n"
+        "import resource, sys\nfrom powerprop.export.file import read\nfrom powerprop.files import FileError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    read(sys.argv[1])\nexcept FileError as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
@@ -119,17 +112,9 @@ def test_a_few_bytes_that_declare_six_hundred_million_zeros(many: int, tmp_path:
 
 def test_zeros_are_stored_as_bytes_so_that_their_number_can_be_believed(tmp_path: Path) -> None:
     for weight in (torch.zeros(3000, 3000), torch.eye(700), torch.cat([torch.ones(1), torch.zeros(10**6)])):
-        files.write({"w": weight}, tmp_path / "net")
+        file.write({"w": weight}, tmp_path / "net")
         assert torch.equal(read(tmp_path / "net").state["w"], weight)
         assert len(encode(weight)["gaps"]) >= weight.numel() // 256
-
-
-def test_files_from_before_the_last_zeros_were_stored_are_read(tmp_path: Path) -> None:
-    tensors = {"gaps:w": BYTES, "values:w": torch.ones(1), "gaps:v": NONE, "values:v": torch.ones(0)}
-    path = model_file(tmp_path / "net", tensors, {"w": [1000, 300], "v": [10**6]})
-    found = read(path).state
-    assert found["w"].sum() == found["w"][0, 0] == 1
-    assert not found["v"].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

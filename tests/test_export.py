@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import powerprop as pp
 from powerprop.continual import make_task
-from powerprop.export import Choice, Exported, Plan, plan
+from powerprop.export import Choice, Exported, Plan, measure
 from powerprop_paper.models import mlp
 from sparse_nets import MODELS, assert_same, pruned, seeded, set_times
 
@@ -245,7 +245,7 @@ def test_a_task_of_a_continual_learner() -> None:
 
 def test_times_are_the_least_of_interleaved_rounds() -> None:
     order: list[str] = []
-    times = plan.best_times(
+    times = measure.best_times(
         {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, torch.device("cpu"), seconds=0
     )
     assert times.keys() == {"a", "b"}

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import powerprop as pp
-from powerprop.export.calls import Call
-from powerprop.export.dead import remove_dead_units
-from powerprop.export.graph import fold_batch_norms, trace
+from powerprop.export.dead_units import remove_dead_units
+from powerprop.export.graph import Call, fold_batch_norms, trace
 from powerprop_paper.models import mlp
 from sparse_nets import MODELS, Branching, assert_same, pruned, seeded
 
@@ -28,7 +27,7 @@ def test_dead_units_by_hand() -> None:
         net[2].bias.copy_(torch.tensor([1.0, 1.0]))
     x = torch.tensor([[1.0, -1.0], [0.5, 2.0]])
     graph = trace(copy.deepcopy(net), Call.of(x))
-    assert remove_dead_units(graph, [x]) == {"0": 3}
+    assert remove_dead_units(graph) == {"0": 3}
     first, last = graph.get_submodule("0"), graph.get_submodule("2")
     assert first.weight.tolist() == [[3.0, 4.0]]
     assert first.bias.tolist() == [2.0]
@@ -45,7 +44,7 @@ def test_dead_units_take_others_with_them() -> None:
         net[4].weight.copy_(torch.tensor([[1.0, 0.0]]))
     x = torch.randn(3, 2)
     graph = trace(copy.deepcopy(net), Call.of(x))
-    assert remove_dead_units(graph, [x]) == {"0": 1, "2": 1}
+    assert remove_dead_units(graph) == {"0": 1, "2": 1}
     torch.testing.assert_close(graph(x), net(x))
 
 
@@ -56,7 +55,7 @@ def test_a_constant_channel_before_a_padded_convolution_stays_unless_it_is_zero(
         net[0].bias.copy_(torch.tensor([0.7, -0.7, 0.0]))  # 0.7 would end at the border; relu(-0.7) = 0 does not
     x = torch.randn(2, 1, 5, 5)
     graph = trace(copy.deepcopy(net), Call.of(x))
-    assert remove_dead_units(graph, [x]) == {"0": 1}
+    assert remove_dead_units(graph) == {"0": 1}
     torch.testing.assert_close(graph(x), net(x))
 
 
@@ -68,7 +67,7 @@ def test_channels_and_the_blocks_of_columns_that_read_them() -> None:
         net[4].weight[:, 8:] = 0
     x = torch.randn(2, 1, 4, 4)
     graph = trace(copy.deepcopy(net), Call.of(x))
-    assert remove_dead_units(graph, [x]) == {"0": 2}
+    assert remove_dead_units(graph) == {"0": 2}
     assert graph.get_submodule("4").weight.shape == (2, 4)
     torch.testing.assert_close(graph(x), net(x))
 
@@ -81,7 +80,7 @@ def test_a_layer_that_two_others_read_loses_what_neither_reads() -> None:
         net.hidden.weight[20] = 0
     x = torch.randn(4, 12)
     graph = trace(copy.deepcopy(net), Call.of(x))
-    assert remove_dead_units(graph, [x]) == {"hidden": 6}
+    assert remove_dead_units(graph) == {"hidden": 6}
     torch.testing.assert_close(graph(x), net(x))
 
 
@@ -90,7 +89,7 @@ def test_a_layer_in_which_all_is_dead_keeps_a_unit() -> None:
     nn.init.zeros_(net[2].weight)
     x = torch.randn(3, 3)
     graph = trace(copy.deepcopy(net), Call.of(x))
-    assert remove_dead_units(graph, [x]) == {"0": 3}
+    assert remove_dead_units(graph) == {"0": 3}
     torch.testing.assert_close(graph(x), net(x))
 
 
@@ -107,7 +106,7 @@ def test_removal_changes_no_output(seed: int, sparsity: float, batch: int) -> No
             layer.bias.normal_(generator=generator)
     x = torch.randn(batch, 6, generator=generator)
     graph = trace(copy.deepcopy(net), Call.of(x))
-    remove_dead_units(graph, [x])
+    remove_dead_units(graph)
     with torch.no_grad():
         torch.testing.assert_close(graph(x), net(x), rtol=1e-4, atol=1e-5)
 
@@ -124,7 +123,7 @@ def test_tied_and_reused_layers_keep_their_units() -> None:
     net, x = Reused().eval(), torch.randn(3, 8)
     with torch.no_grad():
         net.twice.weight[:4] = 0
-    assert remove_dead_units(trace(copy.deepcopy(net), Call.of(x)), [x]) == {}
+    assert remove_dead_units(trace(copy.deepcopy(net), Call.of(x))) == {}
 
 
 def test_batch_norms_are_folded() -> None:

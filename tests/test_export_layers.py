@@ -10,13 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 
 import powerprop as pp
-from powerprop.export import Choice, Exported, Plan
-from powerprop.export.csr import columns, copied_columns, product, rows, transposed
-from powerprop.export.exported import Fast
-from powerprop.export.layers import ColumnsLinear, SparseConv, in_form, sparse_layer
+from powerprop.export import Choice, Exported, Plan, sparse_layers
+from powerprop.export.sparse_layers import SparseConv, SparseLinear, columns, product, rows, sparse_layer, transposed
 from sparse_nets import MODELS, assert_same, pruned
 
 
@@ -26,13 +24,11 @@ from sparse_nets import MODELS, assert_same, pruned
     batch=st.integers(0, 3), block=st.sampled_from([1, 2**18]),
 )  # fmt: skip
 def test_convolutions(kernel: int, stride: int, padding: int, dilation: int, batch: int, block: int) -> None:
-    from powerprop.export import layers
-
     layer = nn.Conv2d(3, 4, kernel, stride, padding, dilation)
     pp.prune(layer, 0.7)
     x = torch.randn(batch, 3, 7, 9)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(layers, "BLOCK", block)
+        patch.setattr(sparse_layers, "BLOCK", block)
         mine = sparse_layer(layer, many=True)
         assert isinstance(mine, SparseConv)
         torch.testing.assert_close(mine(x), layer(x))
@@ -44,13 +40,12 @@ def test_convolutions(kernel: int, stride: int, padding: int, dilation: int, bat
 @pytest.mark.parametrize("shape", [(20,), (1, 20), (5, 20), (9, 20), (2, 3, 20), (0, 20)])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("form", ["columns", "sparse"])
-def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool, form: str) -> None:
+def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool) -> None:
     layer = nn.Linear(20, 6, bias=bias)
     with torch.no_grad():
         layer.weight[:, 4:] = 0
-        mine = in_form(layer, form, many)
-        assert isinstance(mine, ColumnsLinear)
+        mine = sparse_layer(layer, many)
+        assert isinstance(mine, SparseLinear)
         assert (mine.used is not None) == many
         x = torch.randn(shape)
         torch.testing.assert_close(mine(x), layer(x))
@@ -61,16 +56,8 @@ def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool, form: str
 def test_activations_stay_columns_between_sparse_layers() -> None:
     fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
     assert calls_in(fast) == [
-        copied_columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous",
+        columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous",
     ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("columns_win")
-def test_dense_layers_stay_on_columns_too() -> None:
-    fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
-    assert fast.plan.network == "columns"
-    assert {c.form for c in fast.plan.choices} == {"columns"}
-    assert calls_in(fast) == [columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous"]
 
 
 def test_dense_layers_have_their_transposes_at_hand() -> None:
@@ -81,21 +68,11 @@ def test_dense_layers_have_their_transposes_at_hand() -> None:
 
 
 def calls_in(fast: Exported) -> list[object]:
-    assert isinstance(fast.network, Fast)
-    return [node.target for node in fast.network.graph.graph.nodes if node.op.startswith("call")]
+    assert isinstance(fast.network, fx.GraphModule)
+    return [node.target for node in fast.network.graph.nodes if node.op.startswith("call")]
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.usefixtures("columns_win")
-def test_same_outputs_on_columns(name: str, batch: int) -> None:
-    net, data = pruned(name), MODELS[name][1]
-    fast = pp.export.sparse(net, data(batch))
-    for n in (batch, 1, 2, 9):
-        assert_same(fast, net, data(n))
-
-
-@pytest.mark.parametrize("forms", list(itertools.product(("dense", "columns", "sparse"), repeat=3)))
+@pytest.mark.parametrize("forms", list(itertools.product(("dense", "sparse"), repeat=3)))
 @pytest.mark.parametrize("batch", [1, 16])
 def test_every_mixture_of_forms(forms: tuple[str, ...], batch: int) -> None:
     net, data = pruned("mlp"), MODELS["mlp"][1]
@@ -103,13 +80,6 @@ def test_every_mixture_of_forms(forms: tuple[str, ...], batch: int) -> None:
     fast = pp.export.sparse(net, data(batch), plan=Plan("sparse", True, batch, 1, choices=choices))
     for n in (0, 1, 2, 16):
         assert_same(fast, net, data(n))
-
-
-def test_a_form_that_a_layer_does_not_have() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 3, 1))
-    wanted = Plan("sparse", True, 2, 1, choices=(Choice("0", "columns", 0.9),))
-    with pytest.raises(ValueError, match="a Conv2d layer has no form 'columns'"):
-        pp.export.sparse(net, torch.randn(2, 1, 4, 4), plan=wanted)
 
 
 @settings(max_examples=30)

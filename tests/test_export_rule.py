@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import powerprop as pp
-from powerprop.export import choose, measure
+from powerprop.export import choose, sparse_layers
 from powerprop_paper.models import mlp
 from sparse_nets import MODELS, pruned, seeded, set_times
 
@@ -20,23 +20,22 @@ def test_the_rule() -> None:
 
 
 def test_the_rule_decides_by_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = iter([(1.0, 0.1, 0.2), (1.0, 0.98, 0.96), (1.0, 0.3, 0.2)])  # sparse and columns of fc1, fc2, fc3
+    queue = iter([(1.0, 0.1), (1.0, 0.98), (1.0, 0.3)])  # of fc1, fc2, fc3
 
     def measured(calls: dict[str, object], device: object, seconds: float = 0.0) -> dict[str, float]:
         if "smaller" in calls:
-            return {"dense": 9.0, "smaller": 8.0, "columns": 7.0, "sparse": 5.0, "all sparse": 6.0}
-        if "columns" in calls:
-            return dict(zip(("dense", "sparse", "columns"), next(queue), strict=True))
-        return {"dense": 9.0, "sparse": 5.0}  # the network once more
+            return {"dense": 9.0, "smaller": 8.0, "sparse": 5.0}
+        layer = next(queue, (9.0, 5.0))  # the network once more
+        return dict(zip(("dense", "sparse"), layer, strict=True))
 
     set_times(monkeypatch, measured)
     net = mlp([20, 40, 30, 5], generator=seeded())
     pp.prune(net, 0.8)
     made = pp.export.sparse(net, torch.randn(3, 20)).plan
-    assert [(c.layer, c.form, c.dense, c.sparse, c.columns) for c in made.choices] == [
-        ("fc1", "sparse", 1.0, 0.1, 0.2),
-        ("fc2", "dense", 1.0, 0.98, 0.96),
-        ("fc3", "columns", 1.0, 0.3, 0.2),
+    assert [(c.layer, c.form, c.dense, c.sparse) for c in made.choices] == [
+        ("fc1", "sparse", 1.0, 0.1),
+        ("fc2", "dense", 1.0, 0.98),
+        ("fc3", "sparse", 1.0, 0.3),
     ]
     assert (made.network, made.batch, made.margin, made.speedup) == ("sparse", 3, 0.95, 1.8)
 
@@ -61,7 +60,7 @@ def test_half_precision_stays_dense_where_there_is_no_product(monkeypatch: pytes
     def refuse(layer: nn.Module, many: bool) -> nn.Module:
         raise RuntimeError('"addmm" not implemented')
 
-    monkeypatch.setattr(measure, "sparse_layer", refuse)
+    monkeypatch.setattr(sparse_layers, "sparse_layer", refuse)
     net = pruned("mlp").bfloat16()
     x = torch.randn(4, 20).bfloat16()
     fast = pp.export.sparse(net, x)

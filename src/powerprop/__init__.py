@@ -3,7 +3,7 @@
 from powerprop import export
 from powerprop.allocate import at_most, half
 from powerprop.continual import EfficientPackNet, PackNet
-from powerprop.export.files import load, save
+from powerprop.export.file import load, save
 from powerprop.flops import Flops, count_flops, layer_densities
 from powerprop.kernel import backend
 from powerprop.masks import Masks

@@ -19,13 +19,12 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from powerprop import export as exporting
-from powerprop.export.encode import encode
-from powerprop.export.files import FORMAT, check_fits, metadata_of, read, write
+from powerprop.export.file import FORMAT, check_fits, encode, read, write
 from powerprop.files import FileError, write_atomically
 from powerprop.mask_entries import count
 from powerprop.select import select
 from powerprop.sparsify.prune import top_k_masks
-from powerprop.tensorfiles import WRONG, content_of
+from powerprop.tensorfiles import WRONG, content_of, header_of
 
 __all__ = ["COMMANDS", "CommandError", "bench_model", "export", "inspect", "prune"]
 
@@ -153,9 +152,9 @@ def read_state(path: Path) -> Stored:
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         return Stored(path, _read_torch(path))
     content = path.read_bytes()
+    if header_of(path, content).get("format") == FORMAT:
+        return Stored(path, dict(read(path).state))
     with content_of(path, "a complete safetensors file"):
-        if metadata_of(content).get("format") == FORMAT:
-            return Stored(path, dict(read(path).state))
         return Stored(path, dict(sorted(from_safetensors(content).items())))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from powerprop.files import FileError, sha256, write_atomically
 
-__all__ = ["content_of", "read_tensors", "shape_of", "write_tensors"]
+__all__ = ["content_of", "header_of", "read_tensors", "shape_of", "write_tensors"]
 
 KEY = "powerprop"
 """The one entry of the header: the order of several is not fixed, and equal content must give equal bytes."""
@@ -57,7 +57,7 @@ def read_tensors(path: str | Path, format: str) -> tuple[dict[str, Tensor], Any]
     A truncated, damaged or foreign file is a `FileError` that names it.
     """
     content = Path(path).read_bytes()
-    entry = _entry(path, content)
+    entry = header_of(path, content)
     if entry.get("format") != format:
         raise FileError(f"{path}: expected a file of format {format!r}, got {entry.get('format')!r}")
     checksum = entry.get("checksum")
@@ -92,7 +92,7 @@ def shape_of(found: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _entry(path: str | Path, content: bytes) -> dict[str, Any]:
+def header_of(path: str | Path, content: bytes) -> dict[str, Any]:
     """What the header says of the file as a whole; empty if it is a safetensors file of somebody else."""
     size = int.from_bytes(content[:PREFIX], "little")
     try:

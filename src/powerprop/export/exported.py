@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -11,69 +14,89 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from powerprop.export.plan import Plan
+from powerprop.files import FileError
 
-__all__ = ["Exported", "Fast"]
+__all__ = ["Choice", "Exported", "Plan"]
+
+MARGIN = 0.95
+"""A sparse layer or network must take at most this part of the dense one's time: a gain within the noise is none."""
 
 
-class Fast(nn.Module):
-    """A graph that runs on plain references to its tensors and layers.
+@dataclass(frozen=True)
+class Choice:
+    """How one layer computes: form is "dense" or "sparse"; times in seconds, None where nothing was measured."""
 
-    `self.fc1.weight` of a module is found by a search that takes longer than the product of a small layer.
+    layer: str
+    form: str
+    sparsity: float
+    dense: float | None = None
+    sparse: float | None = None
+    reason: str = ""
+
+    def why(self) -> str:
+        """The reason, or the times."""
+        times = {"dense": self.dense, "sparse": self.sparse}
+        return self.reason or ", ".join(f"{seconds * 1e6:,.0f} us {form}" for form, seconds in times.items() if seconds)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions of an export.
+
+    network: "dense" (as it was), "smaller" (batch norms folded, dead units removed, all layers dense) or "sparse" (the
+        same, with every layer in the form that was fastest alone).
+    traced: the whole network was one graph; else layers were replaced one by one in a copy.
+    batch, threads: what was measured at.
+    times: seconds of a call of each network that was tried.
+    removed: dead units by layer.
     """
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__()
-        self.graph = graph
-        self._start()
+    network: str
+    traced: bool
+    batch: int
+    threads: int
+    margin: float = MARGIN
+    choices: tuple[Choice, ...] = ()
+    times: dict[str, float] = field(default_factory=dict)
+    removed: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
-    def forward(self, *inputs: Tensor) -> Any:
-        """What the graph computes."""
-        return self.run(*inputs)
+    @property
+    def speedup(self) -> float | None:
+        """The dense network's time over that of the chosen one; None if nothing was measured."""
+        return self.times["dense"] / self.times[self.network] if self.times else None
 
-    def _start(self) -> None:
-        """`run` is the code of the graph with the references for its `self`: who holds it sees new ones too."""
-        self._names = SimpleNamespace()
-        self.run = MethodType(type(self.graph).forward, self._names)
-        self._refer()
+    def to_json(self) -> str:
+        """As text, for files."""
+        return json.dumps(asdict(self), allow_nan=False)
 
-    def _refer(self) -> None:
-        for node in self.graph.graph.nodes:
-            if node.op in ("get_attr", "call_module"):
-                _set(self._names, str(node.target), _find(self.graph, str(node.target)))
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            choices = tuple(Choice(**choice) for choice in values.pop("choices"))
+            return cls(choices=choices, notes=tuple(values.pop("notes")), **values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FileError(f"not the plan of an export: {error}") from None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Fast:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._refer()
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("run", "_names")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._start()
-
-
-def _find(root: Any, path: str) -> Any:
-    for name in path.split("."):
-        root = getattr(root, name)
-    return root
-
-
-def _set(names: SimpleNamespace, path: str, value: Any) -> None:
-    *owners, last = path.split(".")
-    for owner in owners:
-        if not hasattr(names, owner):
-            setattr(names, owner, SimpleNamespace())
-        names = getattr(names, owner)
-    setattr(names, last, value)
+    def __str__(self) -> str:
+        lines = [f"{self.network} network, batch {self.batch}, {self.threads} threads"]
+        if self.speedup is not None:
+            lines[0] += f": {self.times[self.network] * 1e6:,.0f} us, {self.speedup:.2f}x as fast as dense"
+        width = max((len(c.layer) for c in self.choices), default=0)
+        for choice in self.choices:
+            lines.append(f"  {choice.layer:<{width}}  {choice.form:<7}  {choice.sparsity:6.1%} zero  {choice.why()}")
+        lines += [f"  {count} dead units removed from {layer}" for layer, count in self.removed.items()]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
 class Exported(nn.Module):
     """A network for inference alone; it is called as the original is.
 
     Arguments that were no tensors in the example (a task, say) are part of the network and must stay the same.
+    A graph runs on plain references to its tensors and layers: `self.fc1.weight` of a module is found by a search that
+    takes longer than the product of a small layer.
 
     plan: what was chosen and why; print it.
     arguments: of the example by name, in the order of `forward`, if the network takes the tensors among them alone.
@@ -85,18 +108,31 @@ class Exported(nn.Module):
         self.plan = plan
         self._all = None if arguments is None else tuple(arguments)
         self._fixed = {n: v for n, v in (arguments or {}).items() if not isinstance(v, Tensor)}
-        self._direct = self._inputs_first()
+        inputs = len(self._all or ()) - len(self._fixed)
+        self._direct = inputs if self._fixed.keys().isdisjoint((self._all or ())[:inputs]) else None
         self._bind()
 
-    def _inputs_first(self) -> int | None:
-        """The number of inputs, if a call with so many by place needs no sorting."""
-        names = self._all or ()
-        count = len(names) - len(self._fixed)
-        return count if self._fixed.keys().isdisjoint(names[:count]) else None
-
     def _bind(self) -> None:
-        """A bound method is found without the search that a submodule takes; hooks of a dense model still run."""
-        self._answer = self.network.run if isinstance(self.network, Fast) else self.network.__call__
+        """`_answer` is the code of the graph with plain references for its `self`; hooks of a dense model still run."""
+        self._names = SimpleNamespace()
+        self._answer: Callable[..., Any] = self.network.__call__
+        if self._all is not None and isinstance(self.network, fx.GraphModule):
+            self._answer = MethodType(type(self.network).forward, self._names)
+        self._refer()
+
+    def _refer(self) -> None:
+        for node in self.network.graph.nodes if isinstance(self.network, fx.GraphModule) else ():
+            if node.op in ("get_attr", "call_module"):
+                *owners, last = str(node.target).split(".")
+                place = self._names
+                for owner in owners:
+                    place = place.__dict__.setdefault(owner, SimpleNamespace())
+                setattr(place, last, attrgetter(str(node.target))(self.network))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Exported:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._refer()
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As any module is called, without what that takes, half a microsecond, where nobody asks for it."""
@@ -131,13 +167,18 @@ class Exported(nn.Module):
                 raise ValueError(f"exported for {name}={value!r}, called with {name}={given[name]!r}: export it again")
         return tuple(given[n] for n in self._all if n not in self._fixed)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_answer", "_names")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._bind()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Exported:
         """A copy of its own; torch itself does not copy sparse matrices deeply."""
         memo.update({id(buffer): buffer.clone() for buffer in self.buffers() if buffer.layout == torch.sparse_csr})
-        result = type(self).__new__(type(self))
-        memo[id(self)] = result
-        result.__dict__.update(copy.deepcopy({k: v for k, v in self.__dict__.items() if k != "_answer"}, memo))
-        result._bind()
+        memo[id(self)] = result = type(self).__new__(type(self))
+        result.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return result
 
     def train(self, mode: bool = True) -> Exported:

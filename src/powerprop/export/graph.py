@@ -1,29 +1,109 @@
-"""Models as graphs of layers: tracing, batch norms folded into the layers before them, and what may be rewritten."""
+"""Models as graphs of layers: how they are called, traced, annotated, and their batch norms folded."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
+from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from powerprop.export.calls import Call
+from powerprop.reparam import fold
 
-__all__ = ["Shapes", "UntraceableError", "fold_batch_norms", "is_pointwise", "module_of", "replace_module", "trace"]
+__all__ = ["Call", "UntraceableError", "inference_copy", "same", "trace"]
 
-POINTWISE_LAYERS = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
-    nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.Dropout,
-)  # fmt: skip
-POINTWISE_FUNCTIONS = {
-    torch.relu, torch.tanh, torch.sigmoid, F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish,
-    F.tanh, F.sigmoid, F.softplus, F.softsign, F.hardtanh, F.hardswish, F.hardsigmoid,
-}  # fmt: skip
-POINTWISE_METHODS = {"relu", "tanh", "sigmoid"}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Of the largest output: what other orders of summation change; in half precision 5%."""
+UNTAGGED = {torch.ops.aten.hardswish.default}
+"""Pointwise, though torch does not say so."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """model(*args, **kwargs). Tensors are the inputs; every other argument is part of what is exported."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, example: Any) -> Call:
+        """An input, a tuple of arguments, or a dict of named ones; at least one of them is a tensor."""
+        if isinstance(example, Mapping):
+            call = cls(kwargs=dict(example))
+        else:
+            call = cls(tuple(example) if isinstance(example, (tuple, list)) else (example,))
+        if not call.tensors():
+            raise TypeError(
+                f"example must be a tensor, a tuple of arguments or a dict of named ones that holds a tensor, "
+                f"got {type(example).__name__}"
+            )
+        return call
+
+    def __call__(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def tensors(self) -> list[Tensor]:
+        """The inputs."""
+        return [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
+
+    def batch(self) -> int:
+        """The length of the first input."""
+        first = self.tensors()[0]
+        return len(first) if first.dim() else 1
+
+    def is_batched(self) -> bool:
+        """True if all inputs have the same length."""
+        return all(x.dim() and len(x) == self.batch() for x in self.tensors())
+
+    def resized(self, size: int) -> Call:
+        """The same call with this many inputs: the first ones, all of them again after the last."""
+        take = torch.arange(size) % self.batch()
+        args, kwargs = tree_map_only(Tensor, lambda x: x[take.to(x.device)], (self.args, self.kwargs))
+        return Call(args, kwargs)
+
+    def named(self, model: nn.Module) -> dict[str, Any]:
+        """The arguments by the names that the model's `forward` gives them, defaults included."""
+        bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def inputs(self, model: nn.Module) -> list[Tensor]:
+        """The arguments that are tensors, in the order of the model's `forward`."""
+        return [v for v in self.named(model).values() if isinstance(v, Tensor)]
+
+
+def same(outputs: Any, wanted: Any) -> bool:
+    """True if all tensors of two outputs agree up to the rounding of their type."""
+    mine, theirs = ([x for x in tree_leaves(o) if isinstance(x, Tensor)] for o in (outputs, wanted))
+    return len(mine) == len(theirs) and all(map(_close, mine, theirs))
+
+
+def _close(mine: Tensor, wanted: Tensor) -> bool:
+    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+        return False
+    if not wanted.is_floating_point() or not wanted.numel():
+        return torch.equal(mine, wanted)
+    finite = wanted[wanted.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(mine, wanted, rtol=0, atol=TOLERANCE.get(wanted.dtype, 5e-2) * scale, equal_nan=True)
+
+
+def inference_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model that only answers: evaluation mode, no gradients, the textbook form folded."""
+    return fold(copy.deepcopy(getattr(model, "_orig_mod", model))).eval().requires_grad_(False)
+
+
+# --- tracing ----------------------------------------------------------------------------------------------------------
 
 
 class UntraceableError(Exception):
@@ -39,7 +119,7 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module, call: Call) -> fx.GraphModule:
     """The graph of a model in evaluation mode, whose inputs are the call's tensors, in the order of `forward`.
 
-    All other arguments are fixed to the values of the call.
+    All other arguments are fixed to the values of the call. The graph is annotated: see `annotate`.
     """
     try:
         arguments = call.named(model)
@@ -47,25 +127,67 @@ def trace(model: nn.Module, call: Call) -> fx.GraphModule:
         if any(not isinstance(v, (int, float, str, bool, type(None))) for v in fixed.values()):
             raise TypeError("arguments that are neither tensors nor plain values")
         graph = _Tracer().trace(model, concrete_args=fixed)
-        _drop_inputs(graph, [n in fixed for n in arguments])
-        return fx.GraphModule(model, graph)
+        for node, name in zip(graph.find_nodes(op="placeholder"), arguments, strict=True):
+            if name in fixed:
+                _erase(graph, node)
+        network = fx.GraphModule(model, graph)
     except Exception as error:  # tracing runs the model's own code, which may raise anything
         raise UntraceableError(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+    annotate(network, call.inputs(model))
+    return network
 
 
-def _drop_inputs(graph: fx.Graph, fixed: list[bool]) -> None:
-    """Remove the inputs that have fixed values, with the assertions that fx adds for them."""
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    for node, drop in zip(inputs, fixed, strict=True):
-        if drop:
-            erase(graph, node)
-
-
-def erase(graph: fx.Graph, node: fx.Node) -> None:
-    """Remove a node and all that uses it."""
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Remove an input of a fixed value, with the assertions that fx adds for it."""
     for user in list(node.users):
-        erase(graph, user)
+        _erase(graph, user)
     graph.erase_node(node)
+
+
+@torch.no_grad()
+def annotate(network: fx.GraphModule, inputs: list[Tensor]) -> None:
+    """Run the graph and note the shape of every node that is a tensor, and whether it is a function of each number."""
+    _Notes(network).propagate(*inputs)
+
+
+def shape_of(node: fx.Node) -> torch.Size:
+    """The shape of a node in the example that the graph was annotated with; () if it is no tensor."""
+    found = node.meta.get("tensor_meta")
+    return getattr(found, "shape", torch.Size())
+
+
+def is_pointwise(network: fx.GraphModule, node: fx.Node) -> bool:
+    """True if the node applies one function to each number of its only input, and to nothing else."""
+    shared = is_inplace(network, node) and len(node.all_input_nodes[0].users) > 1
+    return bool(node.meta.get("pointwise")) and not shared
+
+
+class _Notes(ShapeProp):
+    def run_node(self, n: fx.Node) -> Any:
+        watch = _Watch(shape_of(n.all_input_nodes[0]) if len(n.all_input_nodes) == 1 else None)
+        with watch:
+            result = super().run_node(n)
+        called = n.op.startswith("call")
+        n.meta["pointwise"] = called and watch.pointwise and isinstance(result, Tensor) and result.shape == watch.shape
+        return result
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Are all operations tagged as pointwise, of tensors of one shape alone, and without chance?"""
+
+    def __init__(self, shape: torch.Size | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shape = shape
+        self.pointwise = shape is not None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tagged = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
+        shapes = {x.shape for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        self.pointwise &= (tagged or func in UNTAGGED) and shapes <= {self.shape, torch.Size()}
+        return func(*args, **(kwargs or {}))
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
 
 
 def module_of(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
@@ -73,59 +195,14 @@ def module_of(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     return network.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def replace_module(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Put another module in the place of this name."""
-    owner, _, attribute = name.rpartition(".")
-    setattr(network.get_submodule(owner), attribute, module)
-
-
-def is_pointwise(network: fx.GraphModule, node: fx.Node) -> bool:
-    """True if the node applies one function to each number of its only input, and to nothing else."""
-    if sum(isinstance(a, fx.Node) for a in [*node.args, *node.kwargs.values()]) != 1:
-        return False
-    if node.op == "call_module":
-        found = isinstance(module_of(network, node), POINTWISE_LAYERS)
-    elif node.op == "call_function":
-        found = node.target in POINTWISE_FUNCTIONS
-    else:
-        found = node.op == "call_method" and node.target in POINTWISE_METHODS
-    return found and not (is_inplace(network, node) and len(node.all_input_nodes[0].users) > 1)
-
-
 def is_inplace(network: fx.GraphModule, node: fx.Node) -> bool:
     """True if the node writes into its input."""
     return bool(getattr(module_of(network, node), "inplace", False) or node.kwargs.get("inplace", False))
 
 
-def fold_batch_norms(network: fx.GraphModule) -> None:
-    """γ(Wx + b - μ)/σ + β = (γ/σ W)x + (γ/σ(b - μ) + β), where a batch norm is all that uses a layer."""
-    calls = calls_of(network)
-    for node in list(network.graph.nodes):
-        norm = module_of(network, node)
-        if not isinstance(norm, _BatchNorm) or norm.running_mean is None or norm.training:
-            continue
-        before = node.all_input_nodes[0]
-        layer = module_of(network, before)
-        if layer is None or len(before.users) > 1 or calls[str(before.target)] > 1:
-            continue
-        if isinstance(layer, _ConvNd) and not isinstance(layer, _ConvTransposeNd):
-            replace_module(network, str(before.target), fuse_conv_bn_eval(layer, norm))
-        elif type(layer) is nn.Linear and isinstance(norm, nn.BatchNorm1d):
-            replace_module(network, str(before.target), fuse_linear_bn_eval(layer, norm))
-        else:
-            continue
-        node.replace_all_uses_with(before)
-        network.graph.erase_node(node)
-    tidy(network)
-
-
-def calls_of(network: fx.GraphModule) -> dict[str, int]:
+def calls_of(network: fx.GraphModule) -> Counter[str]:
     """How often each layer is called."""
-    counts: dict[str, int] = {}
-    for node in network.graph.nodes:
-        if node.op == "call_module":
-            counts[str(node.target)] = counts.get(str(node.target), 0) + 1
-    return counts
+    return Counter(str(node.target) for node in network.graph.find_nodes(op="call_module", sort=False))
 
 
 def tidy(network: fx.GraphModule) -> None:
@@ -135,23 +212,33 @@ def tidy(network: fx.GraphModule) -> None:
     network.recompile()
 
 
-Shapes = dict[fx.Node, torch.Size]
+def replace_node(node: fx.Node, other: fx.Node) -> None:
+    """Let all users of a node use another instead."""
+    node.replace_all_uses_with(other, delete_user_cb=lambda user: user is not other)
+    if not node.users:
+        node.graph.erase_node(node)
 
 
-class _ShapeInterpreter(fx.Interpreter):
-    def __init__(self, network: fx.GraphModule) -> None:
-        super().__init__(network)
-        self.shapes: Shapes = {}
+def fold_batch_norms(network: fx.GraphModule) -> None:
+    """γ(Wx + b - μ)/σ + β = (γ/σ W)x + (γ/σ(b - μ) + β), where a batch norm is all that uses a layer."""
+    for before, node, norm in _batch_norms(network):
+        layer: Any = module_of(network, before)
+        if isinstance(layer, _ConvNd) and not isinstance(layer, _ConvTransposeNd):
+            network.set_submodule(str(before.target), fuse_conv_bn_eval(layer, norm))
+        elif type(layer) is nn.Linear and isinstance(norm, nn.BatchNorm1d):
+            network.set_submodule(str(before.target), fuse_linear_bn_eval(layer, norm))
+        else:
+            continue
+        replace_node(node, before)
+    tidy(network)
 
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if isinstance(result, Tensor):
-            self.shapes[n] = result.shape
-        return result
 
-
-def shapes_of(network: fx.GraphModule, example: list[Tensor]) -> Shapes:
-    """The shape of every node that is a tensor, for the example."""
-    interpreter = _ShapeInterpreter(network)
-    interpreter.run(*example)
-    return interpreter.shapes
+def _batch_norms(network: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node, Any]]:
+    """Norms with their nodes, and the only call of a layer before each, which nothing else reads."""
+    calls = calls_of(network)
+    for node in list(network.graph.nodes):
+        norm = module_of(network, node)
+        if isinstance(norm, _BatchNorm) and norm.running_mean is not None and not norm.training:
+            before = node.all_input_nodes[0]
+            if len(before.users) == 1 and calls[str(before.target)] == 1:
+                yield before, node, norm

@@ -1,93 +1,260 @@
-"""Which form of a layer is fastest at its own input: dense, dense on columns, or sparse."""
+"""Real sparse inference: a pruned network becomes one that computes with its non-zero weights, where that pays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from powerprop.export.csr import columns, product, rows
-from powerprop.export.draft import Draft
-from powerprop.export.layers import ColumnsLinear, RowsLinear, matrix, sparse_layer
-from powerprop.export.plan import SPARSE_ENOUGH, Choice, best_times, choose
+from powerprop.export import sparse_layers
+from powerprop.export.dead_units import remove_dead_units
+from powerprop.export.exported import MARGIN, Choice, Exported, Plan
+from powerprop.export.graph import Call, UntraceableError, fold_batch_norms, inference_copy, same, trace
+from powerprop.export.sparse_layers import SparseLinear, matrix
 from powerprop.mask_entries import count
 
-__all__ = ["measured_choices"]
+__all__ = ["Candidate", "as_graph", "best_times", "choose", "sparse"]
+
+SPARSE_ENOUGH = 0.5
+"""Layers of which less is zero stay dense without being measured."""
 
 
-def measured_choices(draft: Draft, margin: float) -> list[Choice]:
-    """The fastest form of every layer that has others, and that the example calls."""
-    return [_choice(draft, name, layer, x, margin) for name, (layer, x) in _layers(draft).items()]
+def choose(dense: float, sparse: float | None, margin: float = MARGIN) -> str:
+    """The rule: "sparse" if its time is at most margin · the dense time, else "dense"; None is "has no sparse form"."""
+    return "sparse" if sparse is not None and sparse <= margin * dense else "dense"
 
 
-def _layers(draft: Draft) -> dict[str, tuple[nn.Module, Tensor]]:
-    """The layers that have a sparse form and are called for the example, with their first input of it."""
+@torch.no_grad()
+def sparse(model: nn.Module, example: Any, *, plan: Plan | None = None, margin: float = MARGIN) -> Exported:
+    """A network with the same outputs, up to rounding, that computes sparsely where that is faster here.
+
+    Batch norms are folded and dead units removed exactly, where the model can be traced. Then every layer of which at
+    least half is zero is measured at the example's batch size, dense against sparse; the network that the fastest forms
+    make is verified and measured against the dense one: what is returned is never slower than the model itself.
+
+    example: an input, a tuple of arguments, or a dict of named ones, of the batch size to be fast at.
+    plan: of an earlier export: its choices are followed and nothing is measured.
+    margin: the rule, see `choose`: sparse if sparse time <= margin · dense time.
+    """
+    if not 0 < margin <= 1:
+        raise ValueError(f"margin must be in (0, 1], got {margin!r}")
+    call, dense = Call.of(example), inference_copy(model)
+    if matrix(dense) is not None:  # a single layer, which has no name of its own
+        dense = nn.Sequential(dense)
+    finish = partial(_fastest, margin=margin) if plan is None else partial(_followed, plan=plan)
+    try:
+        return finish(as_graph(dense, call)).eval()
+    except UntraceableError as error:
+        note = f"layer by layer, batch norms and dead units stay: the model is not one graph ({error})"
+    try:
+        return finish(Candidate(dense, dense, call, notes=(note,))).eval()
+    except UntraceableError as error:
+        notes = (note, f"no layer was replaced: {error}")
+        return Exported(dense, Plan("dense", False, call.batch(), torch.get_num_threads(), margin, notes=notes)).eval()
+
+
+@dataclass
+class Candidate:
+    """A network on its way to its sparse form: one graph where the model has one, else the model itself.
+
+    network: takes the tensors of the example alone if it is a graph; then `arguments` are all of them by name.
+    """
+
+    dense: nn.Module
+    network: nn.Module
+    call: Call
+    arguments: dict[str, Any] | None = None
+    removed: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> Call:
+        """The call of `network`."""
+        return Call(tuple(self.call.inputs(self.dense))) if self.traced else self.call
+
+    @property
+    def traced(self) -> bool:
+        """True if the network is a graph of the model."""
+        return self.arguments is not None
+
+    def build(self, layers: Collection[str], plan: Plan) -> Exported:
+        """A copy in which these layers compute sparsely."""
+        result, many = copy.deepcopy(self.network), self.call.batch() > 1
+        if self.traced:
+            assert isinstance(result, fx.GraphModule)
+            sparse_layers.lower(result, layers, many)
+        else:
+            for name in layers:
+                result.set_submodule(name, sparse_layers.sparse_layer(result.get_submodule(name), many))
+        return Exported(result, plan, self.arguments)
+
+    def check(self, mine: nn.Module) -> None:
+        """A network must agree with the model for the example, and for half of it if the model takes that."""
+        for call in (self.call, *([self.call.resized(self.call.batch() // 2)] if self.call.is_batched() else [])):
+            try:
+                wanted = call(self.dense)
+            except Exception:  # the model does not take this many inputs
+                continue
+            try:
+                agrees = same(call(mine), wanted)
+            except (RuntimeError, AttributeError, TypeError):  # code of the model that looks into its layers
+                agrees = False
+            if not agrees:
+                raise UntraceableError("it gives other outputs")
+
+
+def as_graph(dense: nn.Module, call: Call) -> Candidate:
+    """The model as one graph, batch norms folded and dead units removed."""
+    network = trace(copy.deepcopy(dense), call)
+    fold_batch_norms(network)
+    removed = remove_dead_units(network)
+    return Candidate(dense, network, call, call.named(dense), removed)
+
+
+def _fastest(candidate: Candidate, margin: float) -> Exported:
+    """Measure every layer, then the networks that they make, and take the fastest."""
+    choices = _measured(candidate, margin)
+    plan = Plan("dense", candidate.traced, candidate.call.batch(), torch.get_num_threads(), margin)
+    networks = {"dense": Exported(candidate.dense, plan)}
+    if candidate.traced:
+        networks["smaller"] = candidate.build((), plan)
+    if layers := [c.layer for c in choices if c.form == "sparse"]:
+        networks["sparse"] = candidate.build(layers, plan)
+    *_, changed = networks.values()
+    candidate.check(changed)
+    best, times = _race({**networks, "dense": candidate.dense}, candidate.call, margin)
+    if best != "sparse":
+        choices = [replace(c, form="dense", reason=f"the {best} network is faster") if c.form == "sparse" else c
+                   for c in choices]  # fmt: skip
+    networks[best].plan = replace(
+        plan, network=best, choices=tuple(choices), times=times, notes=candidate.notes,
+        removed=candidate.removed if best != "dense" else {},
+    )  # fmt: skip
+    return networks[best]
+
+
+def _race(networks: Mapping[str, nn.Module], call: Call, margin: float) -> tuple[str, dict[str, float]]:
+    """The fastest of several may have been lucky once: it must win again, alone against the dense."""
+    device = call.tensors()[0].device
+    calls = {kind: partial(call, network) for kind, network in networks.items()}
+    times = best_times(calls, device, seconds=0.2)
+    best = min(times, key=lambda kind: times[kind])
+    if best != "dense":
+        times |= best_times({kind: calls[kind] for kind in ("dense", best)}, device, seconds=0.1)
+    return best if choose(times["dense"], times[best], margin) == "sparse" else "dense", times
+
+
+def _followed(candidate: Candidate, plan: Plan) -> Exported:
+    """The network of an earlier plan; nothing is measured."""
+    known = {n for n, m in candidate.network.named_modules() if matrix(m) is not None}
+    layers = {c.layer for c in plan.choices if c.form == "sparse"}
+    if missing := sorted(layers - known):
+        raise ValueError(f"the plan is of another model: this one has no layer {', '.join(missing)}")
+    if plan.network == "dense":
+        return Exported(candidate.dense, plan)
+    plan = replace(plan, traced=candidate.traced, removed=candidate.removed, notes=candidate.notes)
+    network = candidate.build(layers, plan)
+    candidate.check(network)
+    return network
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measured(candidate: Candidate, margin: float) -> list[Choice]:
+    """The faster form of every layer that has a sparse one and that the example calls, at its first input."""
     found: dict[str, tuple[nn.Module, Tensor]] = {}
 
-    def note(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            if len(args) == 1 and isinstance(args[0], Tensor):
-                found.setdefault(name, (layer, args[0]))
+    def note(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor):
+            found.setdefault(name, (layer, args[0]))
 
-        return hook
-
-    handles = [m.register_forward_pre_hook(note(n)) for n, m in draft.network.named_modules() if matrix(m) is not None]
+    able = {n: m for n, m in candidate.network.named_modules() if matrix(m) is not None}
+    handles = [m.register_forward_pre_hook(partial(note, n)) for n, m in able.items()]
     try:
-        draft.call(draft.network)
+        candidate.inputs(candidate.network)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    linked = sparse_layers.links(candidate.network) if isinstance(candidate.network, fx.GraphModule) else set()
+    return [_choice(name, *found[name], candidate.traced, linked, margin) for name in found]
 
 
-def _choice(draft: Draft, name: str, layer: nn.Module, x: Tensor, margin: float) -> Choice:
-    """The rule for one layer: the fastest of its other forms, if `choose` prefers it to the dense one."""
+def _choice(
+    name: str, layer: nn.Module, x: Tensor, traced: bool, linked: set[tuple[str, str]], margin: float
+) -> Choice:
+    """The rule for one layer."""
     weight = matrix(layer)
     assert weight is not None
     zero = 1 - count(weight != 0) / max(1, weight.numel())
     if zero < SPARSE_ENOUGH:
         return Choice(name, "dense", zero, reason=f"less than {SPARSE_ENOUGH:.0%} is zero")
     try:
-        calls = _forms(draft, name, layer, x)
+        other = sparse_layers.sparse_layer(layer, many=x.dim() > 1 and len(x) > 1)
+        calls: dict[str, Callable[[], object]] = {"dense": partial(layer, x), "sparse": partial(other, x)}
+        if traced and x.dim() == 2 and isinstance(other, SparseLinear):
+            before, after = (any(name == pair[i] for pair in linked) for i in (1, 0))
+            calls = _in_a_graph(layer, other, x, before, after)
         calls["sparse"]()
     except RuntimeError as error:
         return Choice(name, "dense", zero, reason=f"no sparse product here: {str(error).splitlines()[0]}")
     times = best_times(calls, x.device)
-    best = min(calls.keys() - {"dense"}, key=lambda form: times[form])
-    form = best if choose(times["dense"], times[best], margin) == "sparse" else "dense"
-    return Choice(name, form, zero, times["dense"], times["sparse"], columns=times.get("columns"))
+    return Choice(name, choose(times["dense"], times["sparse"], margin), zero, times["dense"], times["sparse"])
 
 
-def _forms(draft: Draft, name: str, layer: nn.Module, x: Tensor) -> dict[str, Callable[[], object]]:
-    """Calls of a layer in each of its forms, as they run in a network."""
-    many = x.dim() > 1 and len(x) > 1
-    other = sparse_layer(layer, many)
-    if not (draft.traced and x.dim() == 2 and isinstance(other, ColumnsLinear)):
-        return {"dense": lambda: layer(x), "sparse": lambda: other(x)}
-    given = columns(x).contiguous() if any(name == after for _, after in draft.links) else None
-    kept = any(name == before for before, _ in draft.links)
-    forms = {"columns": ColumnsLinear(layer, many, csr=False), "sparse": other}
-    calls = {form: _on_columns(linear, x, given, kept) for form, linear in forms.items()}
-    return {"dense": _on_rows(layer, x, given), **calls}
-
-
-def _on_columns(layer: ColumnsLinear, x: Tensor, given: Tensor | None, kept: bool) -> Callable[[], object]:
-    """A call that makes columns of its rows and rows of its columns, unless the neighbours do without."""
-    parts, turn, used = (layer.weight, layer.bias, layer.stacked), layer.turn, layer.used
-    given = given if used is None else None
+def _in_a_graph(
+    layer: nn.Module, other: SparseLinear, x: Tensor, before: bool, after: bool
+) -> dict[str, Callable[[], object]]:
+    """Calls of a linear layer as they run there: columns come from the layer before and go to the next, if linked."""
+    parts, used = (other.weight, other.bias, other.stacked), other.used
+    given = sparse_layers.columns(x).contiguous() if before else None
 
     def call() -> Tensor:
-        y = product(*parts, turn(x, used) if given is None else given)
-        return y if kept else rows(y).contiguous()
+        y = sparse_layers.product(
+            *parts, sparse_layers.columns(x, used) if given is None or used is not None else given
+        )
+        return y if after else sparse_layers.rows(y).contiguous()
 
-    return call
-
-
-def _on_rows(layer: nn.Module, x: Tensor, given: Tensor | None) -> Callable[[], object]:
     if type(layer) is not nn.Linear:
-        return lambda: layer(x)
-    dense = RowsLinear(layer)
+        return {"dense": partial(layer, x), "sparse": call}
+    dense = sparse_layers.DenseLinear(layer)
     bias, turned = dense.bias, dense.turned
-    return lambda: torch.addmm(bias, x if given is None else rows(given), turned)
+    return {
+        "dense": lambda: torch.addmm(bias, x if given is None else sparse_layers.rows(given), turned),
+        "sparse": call,
+    }
+
+
+def best_times(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, seconds: float = 0.05
+) -> dict[str, float]:
+    """Seconds per call of each, the least of many rounds that time all in turn: what else runs disturbs all alike.
+
+    seconds: to spend on each, as far as a few rounds need no longer.
+    """
+    for call in calls.values():  # the first call of all warms up
+        call()
+    best = {name: _timed(call, 1, device) for name, call in calls.items()}
+    repeats = {name: max(1, round(2e-4 / t)) for name, t in best.items()}
+    end = time.perf_counter() + seconds * len(calls)
+    rounds = 0
+    while rounds < 5 or time.perf_counter() < end:
+        for name, call in calls.items():
+            best[name] = min(best[name], _timed(call, repeats[name], device))
+        rounds += 1
+    return best
+
+
+def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / repeats

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from powerprop.export.calls import Call, same
-from powerprop.export.draft import Draft, make_draft
+from powerprop.export.exported import Exported, Plan
+from powerprop.export.graph import Call, UntraceableError, inference_copy, same
+from powerprop.export.measure import as_graph
 from powerprop.files import write_atomically
-from powerprop.reparam import fold
 
 __all__ = ["MissingOnnxError", "answers_of_onnx", "onnx", "program", "smaller"]
 
@@ -32,15 +31,14 @@ def smaller(model: nn.Module, example: Any) -> nn.Module:
 
     A model that is not one graph comes back as a copy.
     """
-    return _draft(model, Call.of(example)).network
+    return _smaller(model, example)[0]
 
 
 def program(model: nn.Module, example: Any) -> ExportedProgram:
     """The smaller network as a `torch.export` program, for any batch size if the model allows it."""
-    draft = _draft(model, Call.of(example))
-    call = _two_or_more(draft.call)
+    network, call = _smaller(model, example)
     with _quiet():
-        return torch.export.export(draft.network, call.args, call.kwargs, dynamic_shapes=_dynamic(call, draft.network))
+        return torch.export.export(network, call.args, call.kwargs, dynamic_shapes=_dynamic(call, network))
 
 
 def onnx(model: nn.Module, example: Any, path: str | Path) -> int:
@@ -49,19 +47,17 @@ def onnx(model: nn.Module, example: Any, path: str | Path) -> int:
     The file is run by onnxruntime on the example and must give the model's outputs, or nothing is written. Returns its
     bytes. Needs `pip install 'powerprop[onnx]'`.
     """
-    draft = _draft(model, Call.of(example))
-    call = _two_or_more(draft.call)
+    network, call = _smaller(model, example)
     _require_onnx()
     with _quiet():
         exported = torch.onnx.export(
-            draft.network, call.args, kwargs=call.kwargs, dynamo=True, verbose=False,
-            dynamic_shapes=_dynamic(call, draft.network),
-        )  # fmt: skip
+            network, call.args, kwargs=call.kwargs, dynamo=True, verbose=False, dynamic_shapes=_dynamic(call, network)
+        )
     assert exported is not None
     content: bytes = exported.model_proto.SerializeToString()
     with torch.no_grad():
-        wanted = call(draft.network)
-    if not same(answers_of_onnx(content, call.inputs(draft.network)), _tensors(wanted)):
+        wanted = [x.cpu() for x in tree_leaves(call(network)) if isinstance(x, Tensor)]
+    if not same(answers_of_onnx(content, call.inputs(network)), wanted):
         raise ValueError(f"onnxruntime gives other outputs than the model, so that {path} was not written")
     write_atomically(path, content)
     return len(content)
@@ -78,30 +74,23 @@ def answers_of_onnx(content: bytes | str, inputs: list[Tensor]) -> list[Tensor]:
     return [torch.as_tensor(y) for y in session.run(None, feeds)]
 
 
-def _draft(model: nn.Module, call: Call) -> Draft:
-    with torch.no_grad():
-        return make_draft(fold(copy.deepcopy(getattr(model, "_orig_mod", model))).eval().requires_grad_(False), call)
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [x.cpu() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
-
-
-def _batched(call: Call) -> bool:
-    return all(x.dim() and len(x) == call.batch() for x in call.tensors())
-
-
-def _two_or_more(call: Call) -> Call:
-    """One input twice: a size of one would be taken for a constant."""
-    if call.batch() != 1 or not _batched(call):
-        return call
-    double = {n: torch.cat([v, v]) if isinstance(v, Tensor) else v for n, v in call.kwargs.items()}
-    return Call(tuple(torch.cat([v, v]) if isinstance(v, Tensor) else v for v in call.args), double)
+@torch.no_grad()
+def _smaller(model: nn.Module, example: Any) -> tuple[nn.Module, Call]:
+    """The verified graph of a model, or a copy of it, and its call; of one input twice: one is taken for a constant."""
+    dense, call = inference_copy(model), Call.of(example)
+    try:
+        candidate = as_graph(dense, call)
+        plan = Plan("smaller", True, call.batch(), torch.get_num_threads())
+        candidate.check(Exported(candidate.network, plan, candidate.arguments))
+        network, call = candidate.network, candidate.inputs
+    except UntraceableError:
+        network = dense
+    return network, call.resized(2) if call.batch() == 1 and call.is_batched() else call
 
 
 def _dynamic(call: Call, model: nn.Module) -> dict[str, Any] | None:
     """The batch axis of every tensor is free, where they share one."""
-    if not _batched(call):
+    if not call.is_batched():
         return None
     names = call.named(model)
     given = [n for n in names if n in call.kwargs] + list(names)[: len(call.args)]
