@@ -23,11 +23,12 @@ from powerprop_paper.data.images import (
 from powerprop_paper.data.sets import load_cifar, load_idx, load_notmnist, load_tiny
 from powerprop_paper.data.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, NOTMNIST, TINY_IMAGENET_10
 from powerprop_paper.data.streams import Stream, permuted, rotated, split
+from powerprop_paper.data.text import Text, Windows, load_text
 
 __all__ = [
     "AT_ONCE", "LOADERS", "Batches", "DataCorrupt", "DataNotFound", "Images", "Part", "Splits", "Stream", "Task",
-    "channels_last", "check_images", "crop_and_flip", "first", "load", "load_last", "load_splits", "mean_std",
-    "normalise", "permuted", "random_shift_flip", "rotated", "split", "to_float",
+    "Text", "Windows", "channels_last", "check_images", "crop_and_flip", "first", "load", "load_last", "load_splits",
+    "load_text", "mean_std", "normalise", "permuted", "random_shift_flip", "rotated", "split", "to_float",
 ]  # fmt: skip
 
 LOADERS: dict[str, Callable[[str | Path | None, bool], Images]] = {

@@ -15,6 +15,7 @@ FAMILIES = {
     "generative-notmnist": "generative",
     "sparse-training": "sparse",
     "sparse-training-cifar": "sparse",
+    "gpt-oneshot": "language.oneshot",
     "imagenet": "imagenet",
     "split-mnist": "split",
     "permuted-mnist": "split",

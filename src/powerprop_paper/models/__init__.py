@@ -2,6 +2,7 @@
 
 from powerprop.continual.vae import VAE, vae
 from powerprop_paper.models.autoencoders import ReplayVAE, TaskVAE, replay_vae, task_vae
+from powerprop_paper.models.gpt import GPT, gpt
 from powerprop_paper.models.layers import Heads, fans, initialise
 from powerprop_paper.models.networks import (
     MLP,
@@ -18,7 +19,7 @@ from powerprop_paper.models.networks import (
 from powerprop_paper.models.resnet import CifarResNet, ResNet, resnet18, resnet20, resnet50
 
 __all__ = [
-    "MLP", "VAE", "WIDTHS", "AlexNet", "CifarResNet", "Conv6", "FastCifar", "Heads", "ReplayVAE", "ResNet", "TaskVAE",
-    "alexnet", "conv6", "fans", "fast_cifar", "initialise", "lenet_300_100", "mlp", "replay_vae", "resnet18",
-    "resnet20", "resnet50", "task_vae", "vae",
+    "GPT", "MLP", "VAE", "WIDTHS", "AlexNet", "CifarResNet", "Conv6", "FastCifar", "Heads", "ReplayVAE", "ResNet",
+    "TaskVAE", "alexnet", "conv6", "fans", "fast_cifar", "gpt", "initialise", "lenet_300_100", "mlp", "replay_vae",
+    "resnet18", "resnet20", "resnet50", "task_vae", "vae",
 ]  # fmt: skip

@@ -1,0 +1,372 @@
+"""A small GPT, trained with and without Powerprop, then pruned once: nats per character against sparsity.
+
+Beside α there are the rivals that also push weights to zero: an L1 penalty, and a higher weight decay. Beside magnitude
+pruning there are the two criteria that are used on language models, Wanda and SparseGPT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softshrink
+from torch.optim import Optimizer
+
+import powerprop as pp
+from powerprop.select import select
+from powerprop_paper import data
+from powerprop_paper.experiments import language
+from powerprop_paper.experiments.language import LanguageSettings, nats
+from powerprop_paper.models.gpt import GPT, continued
+from powerprop_paper.pages import Column, Figure, Headline, Page, Section, Stat, Table, Value
+from powerprop_paper.report import Curve, Mean, lines
+from powerprop_paper.run import Experiment, Progress, Row, Rows, Run, RunError
+from powerprop_paper.settings import Count, EachOnce, NonNegative, Positive, Powers, Range, require
+
+Way = Literal["magnitude, uniform", "magnitude, global", "wanda, uniform", "sparsegpt, uniform"]
+"""A criterion, and how the sparsity is spread over layers."""
+WAYS: tuple[Way, ...] = ("magnitude, uniform", "magnitude, global", "wanda, uniform", "sparsegpt, uniform")
+AT = 0.8
+"""The sparsity of the headline, and of the networks that write."""
+WRITTEN = 240
+"""Characters that a network writes for the page."""
+
+
+class Method(NamedTuple):
+    """How a network is trained: a power, and what else pushes weights to zero."""
+
+    alpha: float = 1.0
+    l1: float = 0.0
+    decay: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """What the reader sees."""
+        if self.l1:
+            return f"AdamW, L1 penalty {self.l1:g}"
+        if self.decay:
+            return f"AdamW, weight decay {self.decay:g}"
+        return "AdamW" if self.alpha == 1 else f"Powerprop, α = {self.alpha:g}"
+
+
+@dataclass(frozen=True)
+class Config(LanguageSettings):
+    """The settings of `gpt-oneshot`."""
+
+    widths: Annotated[tuple[Count, ...], EachOnce()] = (128,)
+    """of the networks"""
+    alphas: Powers = (1.0, 2.0)
+    """powers; 1 is the baseline"""
+    lrs: Annotated[tuple[Positive, ...], EachOnce()] = (4e-3,)
+    """candidates of the learning rate; the baseline's best is also that of a second comparison"""
+    l1s: tuple[Positive, ...] = ()
+    """rivals: α = 1 with the proximal step of an L1 penalty, |w| ← max(|w| - lr·λ, 0), for these λ"""
+    decays: tuple[Positive, ...] = ()
+    """rivals: α = 1 with this weight decay instead"""
+    tolerance: NonNegative = 0.02
+    """nats that the dense network of the chosen rate may lack to that of the best candidate"""
+    sparsities: Annotated[tuple[Annotated[float, Range(0, 1, above=True, below=True)], ...], EachOnce()] = (
+        0.5, 0.6, 0.7, 0.8, 0.9, 0.95,
+    )  # fmt: skip
+    """each pruned at once from the dense network"""
+    ways: Annotated[tuple[Way, ...], EachOnce()] = WAYS
+    """ways to prune; rates are chosen by the first, which the main table shows"""
+    calibration: Count = 128
+    """windows of training text that Wanda and SparseGPT look at"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1.0 in self.alphas, f"alphas must have 1, the baseline, got {self.alphas}")
+
+    @property
+    def methods(self) -> list[Method]:
+        """The baseline, its rivals, and the powers."""
+        rivals = [Method(l1=each) for each in self.l1s] + [Method(decay=each) for each in self.decays]
+        return [Method(), *rivals, *(Method(alpha) for alpha in self.alphas if alpha > 1)]
+
+
+POWERS = (1.0, 1.25, 1.5, 2.0, 3.0)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+PRESETS = {
+    "smoke": Config(
+        widths=(16,), depth=1, heads=2, context=8, batch=4, steps=6, lrs=(4e-3, 8e-3), l1s=(0.1,), decays=(0.5,),
+        sparsities=(0.5, 0.8), seeds=2, calibration=4, checkpoint_every=3, test=0.002, validation=0.001,
+    ),
+    "cpu": Config(precision="bfloat16"),
+    "short": Config(precision="bfloat16", steps=2_000, l1s=(0.03,)),
+    "rates": Config(
+        precision="bfloat16", steps=2_000, alphas=POWERS, lrs=RATES, l1s=(0.01, 0.03, 0.1), decays=(0.1, 0.5)
+    ),
+    "paper": Config(
+        precision="bfloat16", widths=(128, 256), alphas=POWERS, lrs=RATES, l1s=(0.01, 0.03, 0.1), decays=(0.1, 0.5)
+    ),
+}  # fmt: skip
+
+
+# One job: train a network, prune it in every way to every sparsity.
+
+
+def network(
+    cfg: Config, folder: Path, progress: Progress, width: int, alpha: float, l1: float, decay: float, lr: float,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The same seed gives every method the same initial weights and the same text."""
+    text, (ids, held_back, tested) = language.splits(cfg)
+    model = language.build(cfg, width, seed)
+    language.train(cfg, folder, progress, model, make_optimizer(cfg, model, Method(alpha, l1, decay), lr), seed)
+    seen = language.windows(ids, cfg.context)[0]
+    chosen = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seed))[: cfg.calibration]
+    calibration = list(torch.split(seen[chosen], 16))
+    dense = {name: nats(cfg, model, part) for name, part in (("validation", held_back), ("test", tested))}
+    written = {"dense": written_by(model, text, tested, seed)}
+    pruned: dict[str, list[float]] = {way: [] for way in cfg.ways}
+    on_validation, before = [], {name: value.clone() for name, value in model.state_dict().items()}
+    for way, sparsity in product(cfg.ways, cfg.sparsities):
+        prune(model, way, sparsity, calibration)
+        pruned[way].append(nats(cfg, model, tested))
+        if way == cfg.ways[0]:
+            on_validation.append(nats(cfg, model, held_back))
+            if sparsity == AT:
+                written["pruned"] = written_by(model, text, tested, seed)
+        model.load_state_dict(before)
+    return {"dense": dense, "pruned": pruned, "validation": on_validation, "written": written}
+
+
+def prune(model: nn.Module, way: str, sparsity: float, calibration: Sequence[Tensor]) -> None:
+    """Prune the blocks at once."""
+    criterion, distribution = way.split(", ")
+    seen = None if criterion == "magnitude" else calibration
+    pp.prune(model, sparsity, distribution, where=language.BLOCKS, criterion=criterion, data=seen)
+
+
+def written_by(model: GPT, text: data.Text, ids: Tensor, seed: int) -> str:
+    """What the network writes after the beginning of the test text."""
+    generator = torch.Generator().manual_seed(seed)
+    return text.decode(continued(model, ids[: model.context], WRITTEN, generator, temperature=0.8))
+
+
+def make_optimizer(cfg: Config, model: nn.Module, method: Method, lr: float) -> pp.Powerprop:
+    """AdamW with Powerprop around it; under an L1 penalty with its proximal step after each."""
+    base = language.adamw(model, lr, method.decay or cfg.weight_decay)
+    if method.l1:
+        _shrink(base, model, method.l1)
+    return pp.Powerprop(base, model, method.alpha)
+
+
+def _shrink(optimizer: Optimizer, model: nn.Module, strength: float) -> None:
+    """|w| ← max(|w| - lr·strength, 0) after each step."""
+    weights = list(select(model).values())
+
+    @torch.no_grad()
+    def pull(*_: Any) -> None:
+        for weight in weights:
+            weight.copy_(softshrink(weight, optimizer.param_groups[0]["lr"] * strength))
+
+    optimizer.register_step_post_hook(pull)
+
+
+# The choice of the learning rate, on validation text, for the baseline as for every other method.
+
+Rates = dict[tuple[int, Method], float]
+"""By the width of the network and the method."""
+
+
+def jobs(rates: Iterable[tuple[tuple[int, Method], float]], seeds: int) -> list[dict[str, Any]]:
+    """The settings of networks from every seed."""
+    return [
+        {"width": width, **method._asdict(), "lr": lr, "seed": seed}
+        for (width, method), lr in rates
+        for seed in range(seeds)
+    ]
+
+
+def of(rows: Rows, method: Method, width: int, lr: float) -> Rows:
+    """A method's networks at a rate."""
+    return rows.where(width=width, **method._asdict(), lr=lr)
+
+
+def choose(cfg: Config, tuning: Rows, method: Method, width: int) -> float:
+    """The rate that prunes best on validation text, of those whose dense network is within `tolerance` of the best."""
+    if len(cfg.lrs) == 1:
+        return cfg.lrs[0]
+    found = {lr: rows for lr in cfg.lrs if (rows := of(tuning, method, width, lr).finished)}
+    if not found:
+        raise RunError(f"{method.label} diverged at every learning rate of {', '.join(f'{lr:g}' for lr in cfg.lrs)}")
+    dense = {lr: fmean(row["dense"]["validation"] for row in rows) for lr, rows in found.items()}
+    near = [lr for lr in dense if dense[lr] <= min(dense.values()) + cfg.tolerance]
+    return min(near, key=lambda lr: fmean(fmean(row["validation"]) for row in found[lr]))
+
+
+def main(cfg: Config, run: Run) -> Page:
+    """One network for each rate; all seeds of the best, and of all methods at the baseline's best."""
+    run.prepare(lambda: language.splits(cfg))
+    every = list(product(cfg.widths, cfg.methods))
+    tried = jobs(product(every, cfg.lrs), 1)
+    tuning = run.map(network, tried) if len(cfg.lrs) > 1 else Rows()
+    best = {(width, method): choose(cfg, tuning, method, width) for width, method in every}
+    same = {(width, method): best[width, Method()] for width, method in every}
+    rows = run.map(network, {str(job): job for lrs in (same, best) for job in jobs(lrs.items(), cfg.seeds)}.values())
+    return page(cfg, rows, tuning, best, same)
+
+
+# The page.
+
+
+def page(cfg: Config, rows: Rows, tuning: Rows, best: Rates, same: Rates) -> Page:
+    """What the run says."""
+    sections = [main_section(cfg, rows, best, "Pruned at once", "nats")]
+    if same != best:
+        sections.append(main_section(cfg, rows, same, "All at the learning rate of AdamW", "nats-same-rate"))
+    sections += [ways_section(cfg, rows, best), text_section(rows, best)]
+    if tuning:
+        sections.append(rates_section(cfg, tuning, best))
+    intro = (
+        "Networks are trained densely, then the weights that score lowest are set to zero at once, without any "
+        f"training afterwards. {language.about(cfg, cfg.widths)}"
+    )
+    return Page(
+        "One-shot pruning of a small GPT", intro, sections, "The paper has no language models.",
+        stats(cfg, rows, best), headline(cfg, rows, best),
+    )  # fmt: skip
+
+
+def name_of(cfg: Config, width: int, method: Method) -> str:
+    """A method, and the size of its network where there are several."""
+    return f"{method.label}, {language.size(cfg, width)}" if len(cfg.widths) > 1 else method.label
+
+
+def nats_of(row: Row, way: str, i: int | None) -> float:
+    """Nats on test text at a sparsity of the list, or dense."""
+    found: float = row["dense"]["test"] if i is None else row["pruned"][way][i]
+    return found
+
+
+def at(rows: Rows, way: str, i: int | None) -> Mean | str:
+    """The mean of it over the seeds that did not diverge."""
+    return rows.mean(lambda row: nats_of(row, way, i)) or "diverged"
+
+
+def main_section(cfg: Config, rows: Rows, lrs: Rates, heading: str, name: str) -> Section:
+    """Nats against sparsity, pruned in the first way."""
+    dense = Column("dense", "min", 3)
+    columns: list[str | Column] = ["", "lr", dense, *(Column(f"{each:.0%}", "min", 3) for each in cfg.sparsities)]
+    shown: list[list[Value]] = []
+    for (width, method), lr in lrs.items():
+        found = of(rows, method, width, lr)
+        values = (at(found, cfg.ways[0], i) for i in (None, *range(len(cfg.sparsities))))
+        shown.append([name_of(cfg, width, method), f"{lr:g}", *values])
+    caption = f"Nats per symbol of test text, pruned by {cfg.ways[0]}; columns are sparsities of the blocks."
+    figures = [figure(cfg, rows, lrs, width, name) for width in cfg.widths]
+    return Section(heading, "", figures, [Table("Nats against sparsity", columns, shown, caption)])
+
+
+def figure(cfg: Config, rows: Rows, lrs: Rates, width: int, name: str) -> Figure:
+    """Nats at every sparsity, from the dense network on."""
+    curves = []
+    for method in cfg.methods:
+        values = of(rows, method, width, lrs[width, method]).values(
+            lambda row: [row["dense"]["test"], *row["pruned"][cfg.ways[0]]]
+        )
+        if values:
+            rival = method.alpha == 1 and method != Method()
+            curves.append(Curve(method.label, method.alpha, [0.0, *cfg.sparsities], values, plain=rival))
+    return Figure(
+        f"{name}-{width}", lines, curves, title=f"Pruned at once, {language.size(cfg, width)} weights",
+        xlabel="sparsity", ylabel="nats per symbol", fractions=True, wide=True,
+        caption="Mean over the seeds, band of one standard deviation; the first point is the dense network.",
+    )  # fmt: skip
+
+
+def ways_section(cfg: Config, rows: Rows, lrs: Rates) -> Section:
+    """The same networks under every criterion."""
+    columns: list[str | Column] = ["", "pruned by", *(Column(f"{each:.0%}", "min", 3) for each in cfg.sparsities)]
+    shown: list[list[Value]] = []
+    for way, ((width, method), lr) in product(cfg.ways, lrs.items()):
+        found = of(rows, method, width, lr)
+        shown.append([name_of(cfg, width, method), way, *(at(found, way, i) for i in range(len(cfg.sparsities)))])
+    text = (
+        f"Wanda and SparseGPT look at {cfg.calibration} windows of training text, block by block; `global` ranks the "
+        "magnitudes of all blocks together. SparseGPT also moves the weights that stay."
+    )
+    return Section("By other criteria", text, (), [Table("Nats by criterion", columns, shown, "Nats per symbol.")])
+
+
+def text_section(rows: Rows, lrs: Rates) -> Section:
+    """What networks write, dense and pruned."""
+    shown: list[list[Value]] = []
+    for (width, method), lr in lrs.items():
+        for row in of(rows, method, width, lr).where(seed=0).finished:
+            shown += [[method.label, state, " / ".join(words.split("\n"))] for state, words in row["written"].items()]
+    text = f"Drawn at a temperature of 0.8 after the same beginning, first seed; pruned means {AT:.0%} by magnitude."
+    return Section("What they write", text, (), [Table("Text", ["", "network", "continues with"], shown)])
+
+
+def rates_section(cfg: Config, tuning: Rows, best: Rates) -> Section:
+    """What each candidate came to on validation text."""
+    shown: list[list[Value]] = []
+    for ((width, method), chosen), lr in product(best.items(), cfg.lrs):
+        found = of(tuning, method, width, lr)
+        values = (found.mean(lambda row: row["dense"]["validation"]), found.mean(lambda row: fmean(row["validation"])))
+        mark = "chosen" if lr == chosen else "diverged" if found.lost else ""
+        shown.append([name_of(cfg, width, method), lr, *values, mark])
+    text = (
+        "The rate of each row, the baseline included, is the one that prunes best on validation text, averaged over "
+        f"all sparsities, of those whose dense network is within {cfg.tolerance:g} nats of the row's best; one seed."
+    )
+    columns: list[str | Column] = ["", "lr", Column("dense", digits=3), Column("mean over sparsities", digits=3), ""]
+    return Section("Choice of the learning rate", text, (), [Table("Nats on validation text", columns, shown)])
+
+
+def pair(cfg: Config, rows: Rows, lrs: Rates) -> tuple[Rows, Rows, Method] | None:
+    """The baseline's networks of the first size, and those of the power that prunes best on validation text."""
+    width = cfg.widths[0]
+    found = {method: of(rows, method, width, lrs[width, method]).finished for method in cfg.methods}
+    powers = [method for method in cfg.methods if method.alpha > 1 and found[method]]
+    if AT not in cfg.sparsities or not powers or not found[Method()]:
+        return None
+    best = min(powers, key=lambda method: fmean(fmean(row["validation"]) for row in found[method]))
+    return found[Method()], found[best], best
+
+
+def stats(cfg: Config, rows: Rows, lrs: Rates) -> list[Stat]:
+    """Dense, and at the sparsity of the headline."""
+    if (both := pair(cfg, rows, lrs)) is None:
+        return []
+    base, ours, method = both
+    return [
+        Stat(label, f"{mean(cfg, found, AT):.3f} nats", f"{AT:.0%} pruned, dense {mean(cfg, found, None):.3f}")
+        for label, found in ((method.label, ours), ("AdamW", base))
+    ]
+
+
+def mean(cfg: Config, rows: Rows, sparsity: float | None) -> float:
+    """Mean nats at a sparsity, pruned in the first way."""
+    i = None if sparsity is None else cfg.sparsities.index(sparsity)
+    return fmean(rows.values(lambda row: nats_of(row, cfg.ways[0], i)))
+
+
+def headline(cfg: Config, rows: Rows, lrs: Rates) -> Headline | None:
+    """Dense and pruned, with and without."""
+    if (both := pair(cfg, rows, lrs)) is None:
+        return None
+    base, ours, method = both
+    dense, pruned = (" against ".join(f"{mean(cfg, each, place):.3f}" for each in (ours, base)) for place in (None, AT))
+    what = (
+        f"{method.label} against AdamW: nats per character of a small GPT, dense and with {AT:.0%} of the weights of "
+        "its blocks pruned at once"
+    )
+    return Headline(what, f"dense {dense}; pruned {pruned}", "no language models")
+
+
+EXPERIMENTS = {
+    "gpt-oneshot": Experiment(
+        "gpt-oneshot", "a small GPT on Tiny Shakespeare, pruned at once by magnitude, Wanda and SparseGPT",
+        "not in the paper", PRESETS, main,
+    ),
+}  # fmt: skip
