@@ -19,7 +19,7 @@ DENSE_STEM = {"conv1.weight": 0.0, "fc.weight": at_most(0.8)}
 
 def resnet50() -> ResNet:
     with torch.device("meta"):
-        return ResNet(Bottleneck, (3, 4, 6, 3), 1000, nn.BatchNorm2d)
+        return ResNet(Bottleneck, (3, 4, 6, 3), 1000)
 
 
 @pytest.fixture(scope="module")

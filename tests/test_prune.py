@@ -12,8 +12,8 @@ from torch import nn
 
 import powerprop as pp
 from nets import net, weights
-from powerprop.allocate import erk, uniform
-from powerprop.sparsify.prune import allocate, top_k, top_k_masks
+from powerprop.allocate import erk, layer_counts, uniform
+from powerprop.sparsify.prune import top_k, top_k_masks
 
 shapes = st.dictionaries(
     st.sampled_from("abcdef"),
@@ -158,7 +158,7 @@ def test_unknown_names() -> None:
     with pytest.raises(ValueError, match=r"layers='fc\*' matches no weight; there are 0\.weight, 2\.weight, 4\.weight"):
         pp.prune(net(), 0.5, layers={"fc*": 0.1})
     with pytest.raises(ValueError, match="one of uniform, erk here, got 'global'"):
-        allocate({"w": torch.ones(2, 2)}, 0.5, "global")
+        layer_counts({"w": torch.Size((2, 2))}, 0.5, "global")
 
 
 def test_sparsity_prints_as_a_table() -> None:

@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import powerprop as pp
 from nets import batch, net, same, train, weights
-from powerprop.allocate import DISTRIBUTIONS
-from powerprop.sparsify.prune import allocate
+from powerprop.allocate import DISTRIBUTIONS, layer_counts
 from powerprop.weight import WeightState
 from powerprop_paper.train.distributed import leave
 from sparse import METHODS, RANDOM, REDISTRIBUTE, STEPS, counts, sparse
@@ -28,7 +27,7 @@ every_base = pytest.mark.parametrize("base", ["momentum", "adam", "adamw"])
 
 def wanted(model: nn.Module, distribution: str, layers: dict[str, float] | None = None) -> dict[str, int]:
     named = dict(model.named_parameters())
-    return allocate({n: named[n] for n in ("0.weight", "2.weight", "4.weight")}, 0.8, distribution, layers)
+    return layer_counts({n: named[n].shape for n in ("0.weight", "2.weight", "4.weight")}, 0.8, distribution, layers)
 
 
 @every_method

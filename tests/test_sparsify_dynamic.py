@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 import powerprop as pp
 from nets import net, train
+from powerprop.allocate import apportion
 from powerprop.mask_entries import places
 from powerprop.schedules import constant
 from powerprop.sparsify import Method
-from powerprop.sparsify.base import share, top_among
+from powerprop.sparsify.base import top_among
 from powerprop.sparsify.prune import top_k
 from rows import Rows, every_alpha, on, push, put, sgd
 from sparse import counts
@@ -254,16 +255,16 @@ def test_dsr_leaves_every_layer_at_least_one_weight(alpha: float) -> None:
 
 def test_share_of_what_is_no_number() -> None:
     with pytest.raises(FloatingPointError, match="finite numbers, got .*'a': nan"):
-        share(2, {"a": math.nan, "b": 1.0}, {"a": 5, "b": 5})
+        apportion(2, {"a": math.nan, "b": 1.0}, {"a": 5, "b": 5})
 
 
 def test_share_by_hand() -> None:
-    assert share(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 10, "b": 10, "c": 10}) == {"a": 6, "b": 2, "c": 2}
-    assert share(10, {"a": 8.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 10, "c": 10}) == {"a": 4, "b": 3, "c": 3}
-    assert share(4, {"a": 0.0, "b": 0.0}, {"a": 3, "b": 1}) == {"a": 3, "b": 1}
-    assert share(0, {}, {}) == {}
+    assert apportion(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 10, "b": 10, "c": 10}) == {"a": 6, "b": 2, "c": 2}
+    assert apportion(10, {"a": 8.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 10, "c": 10}) == {"a": 4, "b": 3, "c": 3}
+    assert apportion(4, {"a": 0.0, "b": 0.0}, {"a": 3, "b": 1}) == {"a": 3, "b": 1}
+    assert apportion(0, {}, {}) == {}
     with pytest.raises(ValueError, match="5 weights to place, but there is room for 4"):
-        share(5, {"a": 1.0}, {"a": 4})
+        apportion(5, {"a": 1.0}, {"a": 4})
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 50)), min_size=1, max_size=6), st.data())
@@ -271,7 +272,7 @@ def test_share_is_exact(layers: list[tuple[float, int]], data: st.DataObject) ->
     weights = {str(i): w for i, (w, _) in enumerate(layers)}
     room = {str(i): r for i, (_, r) in enumerate(layers)}
     total = data.draw(st.integers(0, sum(room.values())))
-    counts = share(total, weights, room)
+    counts = apportion(total, weights, room)
     assert sum(counts.values()) == total
     assert all(0 <= counts[n] <= room[n] for n in room)
 

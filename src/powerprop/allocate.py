@@ -10,7 +10,10 @@ from numbers import Real
 
 import torch
 
-__all__ = ["DISTRIBUTIONS", "Layers", "at_most", "check_sparsity", "erk", "half", "overrides", "uniform"]
+__all__ = [
+    "DISTRIBUTIONS", "Layers", "apportion", "at_most", "check_sparsity", "erk", "half", "layer_counts", "overrides",
+    "settled_counts", "uniform",
+]  # fmt: skip
 
 Layers = Mapping[str, float | Callable[[float], float]]
 """Exceptions by name pattern: a layer's own sparsity, or a function of the asked one."""
@@ -61,6 +64,28 @@ def overrides(shapes: Shapes, sparsity: float, layers: Layers | None) -> dict[st
     return fixed
 
 
+def layer_counts(
+    shapes: Shapes, sparsity: float, distribution: str = "uniform", layers: Layers | None = None
+) -> dict[str, int]:
+    """Kept weights per layer. The asked sparsity is that of the layers that have no rule of their own in `layers`."""
+    spread = {"uniform": uniform, "erk": erk}
+    if distribution not in tuple(spread):
+        raise ValueError(f"distribution must be one of {', '.join(spread)} here, got {distribution!r}")
+    sparsity = check_sparsity(sparsity)
+    fixed = overrides(shapes, sparsity, layers)
+    counts = spread[distribution]({n: s for n, s in shapes.items() if n not in fixed}, sparsity)
+    return {n: fixed.get(n, counts.get(n, 0)) for n in shapes}
+
+
+def settled_counts(shapes: Shapes, sparsity: float, distribution: str, layers: Layers | None) -> dict[str, int]:
+    """Kept weights of the layers for which they are settled: with "global" only those that have a rule of their own."""
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {distribution!r}")
+    if distribution == "global":
+        return overrides(shapes, check_sparsity(sparsity), layers)
+    return layer_counts(shapes, sparsity, distribution, layers)
+
+
 def uniform(shapes: Shapes, sparsity: float) -> dict[str, int]:
     """Every layer keeps the same fraction of its weights."""
     return {n: kept(math.prod(s), sparsity) for n, s in shapes.items()}
@@ -73,25 +98,38 @@ def erk(shapes: Shapes, sparsity: float) -> dict[str, int]:
     A layer without any weight (a size of 0) has none to keep.
     """
     sizes = {n: math.prod(s) for n, s in shapes.items()}
-    score = {n: sum(s) / sizes[n] if sizes[n] else 0.0 for n, s in shapes.items()}
-    budget = kept(sum(sizes.values()), sparsity)
-    dense: set[str] = set()
-    while True:
-        rest = [n for n in shapes if n not in dense]
-        free = budget - sum(sizes[n] for n in dense)
-        epsilon = free / max(1e-30, sum(score[n] * sizes[n] for n in rest))
-        top = max((score[n] for n in rest), default=0.0)
-        full = {n for n in rest if score[n] == top and epsilon * score[n] > 1}
-        if not full:
-            return _round({n: 1.0 if n in dense else epsilon * score[n] for n in shapes}, sizes, budget)
-        dense |= full
+    weights = {n: float(sum(s)) if sizes[n] else 0.0 for n, s in shapes.items()}
+    return apportion(kept(sum(sizes.values()), sparsity), weights, sizes)
 
 
-def _round(density: Mapping[str, float], sizes: Mapping[str, int], budget: int) -> dict[str, int]:
-    """Whole numbers of weights that sum to the budget: floors, then the largest remainders."""
-    exact = {n: density[n] * sizes[n] for n in sizes}
-    counts = {n: min(sizes[n], math.floor(exact[n] + 1e-9)) for n in sizes}
-    by_remainder = sorted(sizes, key=lambda n: counts[n] - exact[n])
-    for name in by_remainder[: max(0, budget - sum(counts.values()))]:
-        counts[name] += 1
+def apportion(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> dict[str, int]:
+    """Whole numbers that sum to total, in proportion to the weights as far as there is room, by largest remainders.
+
+    What a full layer cannot take goes to the others, in proportion again; weights that are all zero mean the room.
+    """
+    if total > sum(room.values()):
+        raise ValueError(f"{total} weights to place, but there is room for {sum(room.values())}")
+    if not math.isfinite(sum(weights.values())):
+        raise FloatingPointError(f"shares must be finite numbers, got {dict(weights)}")
+    exact = _proportional(total, weights, room)
+    counts = {n: min(room[n], int(x + 1e-9)) for n, x in exact.items()}
+    missing = total - sum(counts.values())
+    for name in sorted(counts, key=lambda n: counts[n] - exact[n]):
+        more = min(room[name] - counts[name], 1, missing)
+        counts[name] += more
+        missing -= more
     return counts
+
+
+def _proportional(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> dict[str, float]:
+    full: set[str] = set()
+    while True:
+        free = total - sum(room[n] for n in full)
+        rest = {n: w for n, w in weights.items() if n not in full}
+        rest = rest if sum(rest.values()) > 0 else {n: float(room[n]) for n in rest}
+        scale = sum(rest.values()) or 1.0
+        exact = {n: free * w / scale for n, w in rest.items()}
+        over = {n for n in rest if exact[n] > room[n]}
+        if not over:
+            return {n: exact.get(n, float(room[n])) for n in weights}
+        full |= over

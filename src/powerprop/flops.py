@@ -19,12 +19,11 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 
-from powerprop.allocate import Layers
+from powerprop.allocate import Layers, layer_counts
 from powerprop.eval_mode import evaluating
 from powerprop.optim import Powerprop
 from powerprop.select import Where, is_table, select
 from powerprop.sparsify.base import Method
-from powerprop.sparsify.prune import allocate
 
 __all__ = ["Density", "Flops", "count_flops", "layer_densities"]
 
@@ -129,7 +128,7 @@ def layer_densities(
 ) -> dict[str, float]:
     """The fraction of each weight kept at this sparsity, for "uniform" or "erk"; arguments as for `prune`."""
     weights = select(model, where)
-    counts = allocate(weights, sparsity, distribution, layers)
+    counts = layer_counts({n: w.shape for n, w in weights.items()}, sparsity, distribution, layers)
     return {name: counts[name] / max(1, weight.numel()) for name, weight in weights.items()}
 
 

@@ -8,11 +8,10 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 import powerprop as pp
-from powerprop.allocate import Layers, check_sparsity
+from powerprop.allocate import Layers, check_sparsity, layer_counts
 from powerprop.flops import Density, Flops
 from powerprop.sparsify.base import Method as Sparsifier
 from powerprop.sparsify.iterative import IterativePruning
-from powerprop.sparsify.prune import allocate
 
 UPDATES_EVERY = 100
 """Steps between mask updates in the papers of all methods."""
@@ -118,6 +117,6 @@ def asked(weights: Mapping[str, Tensor], method: Method, target: str, layers: La
     Layers round each for itself, so that the sum is that of the layers and not of the sparsity of all weights.
     """
     distribution, sparsity = parse(target)
-    layerwise = allocate(weights, sparsity, distribution, layers)
+    layerwise = layer_counts({n: w.shape for n, w in weights.items()}, sparsity, distribution, layers)
     kind = SPARSIFIERS.get(method.kind)
     return sum(layerwise.values()) if kind is not None and kind.redistributes else layerwise

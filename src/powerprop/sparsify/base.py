@@ -19,7 +19,7 @@ from powerprop.sparsify.pattern import check_pattern, convolutions, pattern_mask
 from powerprop.sparsify.prune import top_k, top_k_masks, warn_of_empty_layers
 from powerprop.weight import WeightState
 
-__all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "share", "step_count", "top_among"]
+__all__ = ["Method", "active", "from_places", "refuse_nan", "set_mask", "step_count", "top_among"]
 
 
 @dataclass(eq=False)
@@ -44,6 +44,11 @@ class Method:
     """Weights are trained that the forward pass does not use."""
     grows_by_momentum: ClassVar[bool] = False
     """Weights are chosen by the base optimiser's momentum, which must see the gradients of all of them."""
+
+    CHOICES: ClassVar[tuple[str, ...]] = ("sparsity", "distribution", "pattern")
+    """Arguments that a saved state must have been made with."""
+    STATE: ClassVar[tuple[str, ...]] = ("step", "generator")
+    """Attributes that change in training: numbers, generators, tensors by name."""
 
     sparsity: float
     _: KW_ONLY
@@ -79,11 +84,6 @@ class Method:
         """Set the first masks. Layers with a rule of their own keep their own count; the rest share one budget."""
         if self.groups is not None:
             raise ValueError(f"this {type(self).__name__} already belongs to an optimiser; make a new one for each")
-        if getattr(self, "decay", 0) > 0 and any("lr" not in group for group in optimizer.param_groups):
-            raise ValueError(
-                f"{type(self).__name__}(decay={self.decay!r}) takes lr·decay·θ off at each step, "  # type: ignore[attr-defined]
-                f"but the base optimiser {type(optimizer.base).__name__} has no 'lr' in its groups; use decay=0"
-            )
         weights = {n: m.param for n, m in optimizer.masters.items()}
         warn_of_empty_layers(weights, self.sparsity, self.distribution, self.layers, stacklevel=3)
         if self.pattern is not None:
@@ -112,24 +112,22 @@ class Method:
         """Nothing to do."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and the random numbers' state; the masks are saved with the weights."""
-        return {**self.choices(), "step": self.step, "generator": self.generator.get_state()}
+        """The choices, and what is in `STATE`; the masks are saved with the weights."""
+        return {**self.choices(), **{name: _saved(getattr(self, name)) for name in self.STATE}}
 
     def choices(self) -> dict[str, Any]:
         """What must be the same for a saved state to fit; `steps` may differ, to train on for longer."""
-        pattern = {} if self.pattern is None else {"pattern": self.pattern}
-        return {"method": type(self).__name__, "sparsity": self.sparsity, "distribution": self.distribution, **pattern}
+        found = {name: value for name in self.CHOICES if (value := getattr(self, name)) is not None}
+        return {"method": type(self).__name__, **found}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same choices; a state that does not fit changes nothing."""
-        if missing := sorted(Method.state_dict(self).keys() - state.keys()):
+        if missing := sorted({*self.choices(), *self.STATE} - state.keys()):
             raise ValueError(f"the state of {type(self).__name__} lacks {', '.join(missing)}")
         for key, mine in self.choices().items():
             if state[key] != mine:
                 raise ValueError(f"the state was saved with {key}={state[key]!r}, not {mine!r}")
-        generator = torch.Generator("cpu")
-        generator.set_state(state["generator"].cpu())
-        self.step, self.generator = int(state["step"]), generator
+        vars(self).update({name: _loaded(state[name], getattr(self, name)) for name in self.STATE})
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -159,6 +157,20 @@ class Method:
         """Uniform numbers in [low, 1), drawn on the CPU so that every device and every rank gets the same."""
         numbers = torch.empty(like.shape, dtype=torch.float32, device="cpu")
         return numbers.uniform_(low, 1.0, generator=self.generator).to(like.device)
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _loaded(saved: Any, mine: Any) -> Any:
+    if isinstance(mine, torch.Generator):
+        generator = torch.Generator("cpu")
+        generator.set_state(saved.cpu())
+        return generator
+    return {n: t.clone() for n, t in saved.items()} if isinstance(mine, Mapping) else type(mine)(saved)
 
 
 def step_count(steps: int, name: str) -> int:
@@ -210,36 +222,3 @@ def from_places(indices: Tensor, like: Tensor) -> Tensor:
     mask = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
     mask[indices] = True
     return mask.view(like.shape)
-
-
-def share(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> dict[str, int]:
-    """Whole numbers that sum to total, in proportion to the weights as far as there is room.
-
-    What a full layer cannot take goes to the others, in proportion again; weights that are all zero mean the room.
-    """
-    if total > sum(room.values()):
-        raise ValueError(f"{total} weights to place, but there is room for {sum(room.values())}")
-    if not math.isfinite(sum(weights.values())):
-        raise FloatingPointError(f"shares must be finite numbers, got {dict(weights)}")
-    exact = _fill(total, weights, room)
-    counts = {n: min(room[n], int(x + 1e-9)) for n, x in exact.items()}
-    missing = total - sum(counts.values())
-    for name in sorted(counts, key=lambda n: counts[n] - exact[n]):
-        more = min(room[name] - counts[name], 1, missing)
-        counts[name] += more
-        missing -= more
-    return counts
-
-
-def _fill(total: int, weights: Mapping[str, float], room: Mapping[str, int]) -> dict[str, float]:
-    full: set[str] = set()
-    while True:
-        free = total - sum(room[n] for n in full)
-        rest = {n: w for n, w in weights.items() if n not in full}
-        rest = rest if sum(rest.values()) > 0 else {n: float(room[n]) for n in rest}
-        scale = sum(rest.values()) or 1.0
-        exact = {n: free * w / scale for n, w in rest.items()}
-        over = {n for n in rest if exact[n] > room[n]}
-        if not over:
-            return {n: exact.get(n, float(room[n])) for n in weights}
-        full |= over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from powerprop.mask_entries import count, places
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, constant
 from powerprop.sparsify.base import active, from_places
-from powerprop.sparsify.dynamic import SET, spread_within
+from powerprop.sparsify.dynamic import SET
 from powerprop.sparsify.prune import top_k
 from powerprop.weight import WeightState
 
@@ -37,6 +37,7 @@ class DSR(SET):
 
     label: ClassVar[str] = "DSR"
     redistributes: ClassVar[bool] = True
+    STATE: ClassVar[tuple[str, ...]] = (*SET.STATE, "height")
 
     fraction: float | Schedule = 0.05
     threshold: float = 1e-3
@@ -67,18 +68,7 @@ class DSR(SET):
         """The weights lost in all layers, shared out by the number of survivors."""
         lost = super().spread(optimizer, survivors)
         weight = {n: float(count(s)) for n, s in survivors.items()}
-        return spread_within(self.groups, lost, weight, survivors)
-
-    def state_dict(self) -> dict[str, Any]:
-        """With the threshold."""
-        return {**super().state_dict(), "height": self.height}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the threshold too."""
-        if "height" not in state:
-            raise ValueError("the state of DSR lacks height")
-        super().load_state_dict(state)
-        self.height = float(state["height"])
+        return self.within_groups(lost, weight, survivors)
 
 
 def _reaching(master: WeightState, height: float) -> Tensor:

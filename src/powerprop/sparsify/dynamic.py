@@ -9,15 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from powerprop.allocate import apportion
 from powerprop.mask_entries import count, places
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, StepOrFraction, cosine, step_of
-from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, share, step_count, top_among
+from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, step_count, top_among
 from powerprop.sparsify.pattern import fill
 from powerprop.weight import WeightState
 
@@ -78,6 +79,17 @@ class SET(Method):
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """How many weights to grow in each layer: as many as it lost."""
         return {n: _lost(optimizer.masters[n], mask) for n, mask in survivors.items()}
+
+    def within_groups(
+        self, lost: Mapping[str, int], weights: Mapping[str, float], survivors: Mapping[str, Tensor]
+    ) -> dict[str, int]:
+        """Share out each group's lost weights among its own layers, so that the group's count stays exact."""
+        counts: dict[str, int] = {}
+        for group in self.groups or []:
+            names = [n for n in group if n in survivors]
+            room = {n: survivors[n].numel() - count(survivors[n]) for n in names}
+            counts |= apportion(sum(lost[n] for n in names), {n: weights[n] for n in names}, room)
+        return counts
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Whom to grow: the largest in magnitude; a grown weight has the opposite sign. Here at random."""
@@ -179,6 +191,7 @@ class SNFS(SET):
     redistributes: ClassVar[bool] = True
     grows_at_random: ClassVar[bool] = False
     grows_by_momentum: ClassVar[bool] = True
+    STATE: ClassVar[tuple[str, ...]] = (*SET.STATE, "average")
 
     fraction: float | Schedule = 0.5
     stop: StepOrFraction = 1.0
@@ -190,12 +203,10 @@ class SNFS(SET):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.average: dict[str, Tensor] = {}
-        self.optimizer: Powerprop | None = None
 
     def begin(self, optimizer: Powerprop) -> None:
         """Averages begin at zero, and are given up where the base optimiser turns out to have a momentum."""
         super().begin(optimizer)
-        self.optimizer = optimizer
         self.average = {n: torch.zeros_like(m.param) for n, m in optimizer.masters.items()}
 
     def needs_gradients(self, optimizer: Powerprop) -> bool:
@@ -209,6 +220,11 @@ class SNFS(SET):
             self._follow(optimizer)
         return super().before_step(optimizer)
 
+    def after_step(self, optimizer: Powerprop) -> None:
+        """Give up averages of weights that turn out to have a momentum."""
+        for name in [n for n in self.average if base_momentum(optimizer, optimizer.masters[n]) is not None]:
+            del self.average[name]
+
     def update(self, optimizer: Powerprop) -> None:
         """With averages of its own until the update has succeeded."""
         self.average = {n: mean.clone() for n, mean in self.average.items()}
@@ -220,9 +236,7 @@ class SNFS(SET):
 
     def _follow(self, optimizer: Powerprop) -> None:
         for name, master in optimizer.masters.items():
-            if base_momentum(optimizer, master) is not None:
-                self.average.pop(name, None)
-            elif (grad := master.param.grad) is not None:
+            if base_momentum(optimizer, master) is None and (grad := master.param.grad) is not None:
                 mean = self.average.get(name, torch.zeros_like(grad))
                 self.average[name] = mean.to(grad.device).lerp_(grad, 1 - _MOMENTUM)
 
@@ -235,25 +249,11 @@ class SNFS(SET):
         """The weights lost in all layers, shared out by mean |momentum|."""
         lost = super().spread(optimizer, survivors)
         weight = {n: _mean_size(self.momentum(optimizer, n), active(optimizer.masters[n])) for n in survivors}
-        return spread_within(self.groups, lost, weight, survivors)
+        return self.within_groups(lost, weight, survivors)
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Where the momentum is largest, downhill."""
         return self.momentum(optimizer, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """With the averages kept here."""
-        return {**super().state_dict(), "average": {n: t for n, t in self.average.items() if self._is_used(n)}}
-
-    def _is_used(self, name: str) -> bool:
-        return self.optimizer is None or base_momentum(self.optimizer, self.optimizer.masters[name]) is None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the averages too."""
-        if "average" not in state:
-            raise ValueError("the state of SNFS lacks average")
-        super().load_state_dict(state)
-        self.average = {n: t.clone() for n, t in state["average"].items()}
 
 
 def base_momentum(optimizer: Powerprop, master: WeightState) -> Tensor | None:
@@ -261,21 +261,6 @@ def base_momentum(optimizer: Powerprop, master: WeightState) -> Tensor | None:
     state = optimizer.base.state.get(master.param, {})
     found = state.get("momentum_buffer", state.get("exp_avg"))
     return found if isinstance(found, Tensor) else None
-
-
-def spread_within(
-    groups: list[list[str]] | None,
-    lost: Mapping[str, int],
-    weights: Mapping[str, float],
-    survivors: Mapping[str, Tensor],
-) -> dict[str, int]:
-    """Share out each group's lost weights among its own layers, so that the group's count stays exact."""
-    counts: dict[str, int] = {}
-    for group in groups or []:
-        names = [n for n in group if n in survivors]
-        room = {n: survivors[n].numel() - count(survivors[n]) for n in names}
-        counts |= share(sum(lost[n] for n in names), {n: weights[n] for n in names}, room)
-    return counts
 
 
 def grown_size(master: WeightState, old: Tensor, lost: Tensor) -> float:

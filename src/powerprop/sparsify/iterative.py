@@ -10,13 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from powerprop.allocate import kept, overrides
+from powerprop.allocate import kept, settled_counts
 from powerprop.mask_entries import count
 from powerprop.optim import Powerprop
 from powerprop.schedules import StepOrFraction, cubic, period, step_of
 from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, top_among
 from powerprop.sparsify.pattern import fill
-from powerprop.sparsify.prune import allocate
 
 __all__ = ["IterativePruning"]
 
@@ -61,16 +60,11 @@ class IterativePruning(Method):
 
     def begin(self, optimizer: Powerprop) -> None:
         """Dense; but it is settled which layers are ranked together, and how many of their weights stay at the end."""
-        weights = {n: m.param for n, m in optimizer.masters.items()}
-        if self.distribution != "global":
-            counts = allocate(weights, self.sparsity, self.distribution, self.layers)
-            self.final = {(n,): keeps for n, keeps in counts.items()}
-            return
-        own = overrides({n: w.shape for n, w in weights.items()}, self.sparsity, self.layers)
-        rest = tuple(n for n in weights if n not in own)
-        self.final = {(n,): keeps for n, keeps in own.items()}
-        if rest:
-            self.final[rest] = kept(sum(weights[n].numel() for n in rest), self.sparsity)
+        shapes = {n: m.param.shape for n, m in optimizer.masters.items()}
+        counts = settled_counts(shapes, self.sparsity, self.distribution, self.layers)
+        self.final = {(n,): keeps for n, keeps in counts.items()}
+        if rest := tuple(n for n in shapes if n not in counts):
+            self.final[rest] = kept(sum(shapes[n].numel() for n in rest), self.sparsity)
 
     def after_step(self, optimizer: Powerprop) -> None:
         """Prune when it is time; all layers are settled before the first one is changed."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from powerprop.allocate import DISTRIBUTIONS, Layers, check_sparsity, erk, kept, overrides, uniform
+from powerprop.allocate import Layers, kept, settled_counts
 from powerprop.kernel import kth_smallest
 from powerprop.mask_entries import above, count, places
 from powerprop.masks import Masks
@@ -20,7 +20,7 @@ from powerprop.select import Where, select
 from powerprop.sparsify.calibrated import CRITERIA, prune_by_inputs
 from powerprop.sparsify.pattern import check_pattern, convolutions, pattern_masks, sparsity_of
 
-__all__ = ["allocate", "magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks", "warn_of_empty_layers"]
+__all__ = ["magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks", "warn_of_empty_layers"]
 
 
 def top_k(score: Tensor, k: int) -> Tensor:
@@ -59,28 +59,11 @@ def _kth_smallest(flat: Tensor, k: int) -> Tensor:
     return torch.as_tensor(lowest if k < 0 else np.partition(scores, k)[k], dtype=flat.dtype)
 
 
-def allocate(
-    weights: Mapping[str, Tensor], sparsity: float, distribution: str = "uniform", layers: Layers | None = None
-) -> dict[str, int]:
-    """Kept weights per layer. The asked sparsity is that of the layers that have no rule of their own in `layers`."""
-    spread = {"uniform": uniform, "erk": erk}
-    if distribution not in tuple(spread):
-        raise ValueError(f"distribution must be one of {', '.join(spread)} here, got {distribution!r}")
-    shapes = {n: w.shape for n, w in weights.items()}
-    sparsity = check_sparsity(sparsity)
-    fixed = overrides(shapes, sparsity, layers)
-    rest = {n: s for n, s in shapes.items() if n not in fixed}
-    counts = spread[distribution](rest, sparsity)
-    return {n: fixed.get(n, counts.get(n, 0)) for n in shapes}
-
-
 def warn_of_empty_layers(
     weights: Mapping[str, Tensor], sparsity: float, distribution: str, layers: Layers | None, stacklevel: int
 ) -> None:
     """Warn of layers that keep no weight at all; which ones a global ranking empties is not known before it."""
-    shapes = {n: w.shape for n, w in weights.items()}
-    ranked = distribution == "global"
-    counts = overrides(shapes, sparsity, layers) if ranked else allocate(weights, sparsity, distribution, layers)
+    counts = settled_counts({n: w.shape for n, w in weights.items()}, sparsity, distribution, layers)
     for name in (n for n, keeps in counts.items() if keeps == 0 < weights[n].numel()):
         warnings.warn(
             f"{name!r} keeps none of its {weights[name].numel()} weights at sparsity={sparsity:g}, and nothing passes "
@@ -93,13 +76,7 @@ def top_k_masks(
     scores: Mapping[str, Tensor], sparsity: float, distribution: str = "uniform", layers: Layers | None = None
 ) -> Masks:
     """The highest scores stay: layer by layer to the distribution's counts, or ranked all together (`global`)."""
-    if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {distribution!r}")
-    sparsity = check_sparsity(sparsity)
-    if distribution == "global":
-        counts = overrides({n: s.shape for n, s in scores.items()}, sparsity, layers)
-    else:
-        counts = allocate(scores, sparsity, distribution, layers)
+    counts = settled_counts({n: s.shape for n, s in scores.items()}, sparsity, distribution, layers)
     try:
         ranked = _global({n: s for n, s in scores.items() if n not in counts}, sparsity)
         return Masks({n: top_k(s, counts[n]) if n in counts else ranked[n] for n, s in scores.items()})

@@ -42,6 +42,7 @@ class TopKAST(Method):
 
     label: ClassVar[str] = "Top-KAST"
     explores: ClassVar[bool] = True
+    CHOICES: ClassVar[tuple[str, ...]] = (*Method.CHOICES, "backward_sparsity")
 
     backward_sparsity: float = 0.0
     decay: float = 1e-4
@@ -63,6 +64,15 @@ class TopKAST(Method):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "densities": {}}
+
+    def attach(self, optimizer: Powerprop) -> None:
+        """Refuse a base optimiser without a rate for the decay; then as every method."""
+        if self.decay > 0 and any("lr" not in group for group in optimizer.param_groups):
+            raise ValueError(
+                f"{type(self).__name__}(decay={self.decay!r}) takes lr·decay·θ off at each step, "
+                f"but the base optimiser {type(optimizer.base).__name__} has no 'lr' in its groups; use decay=0"
+            )
+        super().attach(optimizer)
 
     def begin(self, optimizer: Powerprop) -> None:
         """The largest of the initial weights."""
@@ -92,10 +102,6 @@ class TopKAST(Method):
         """Choose A and B anew when it is time."""
         if self.step % self.interval == 0 and (self.last is None or self.step < self.last):
             self.refresh(optimizer)
-
-    def choices(self) -> dict[str, Any]:
-        """With the sparsity of B."""
-        return {**super().choices(), "backward_sparsity": self.backward_sparsity}
 
     def refresh(self, optimizer: Powerprop) -> None:
         """A and B by the magnitudes of now. Weights that enter or leave B lose their momentum."""
