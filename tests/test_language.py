@@ -16,7 +16,7 @@ from powerprop.select import select
 from powerprop_paper import models
 from powerprop_paper.data import DataCorrupt, DataNotFound, Windows, load_text
 from powerprop_paper.experiments import language
-from powerprop_paper.experiments.language import LanguageSettings, oneshot
+from powerprop_paper.experiments.language import LanguageSettings, oneshot, sparse
 from powerprop_paper.models.gpt import continued
 from powerprop_paper.run import Experiment, Row, Rows, RunError
 from runs import run_smoke, table
@@ -160,6 +160,37 @@ def test_gpt_oneshot(tmp_path: Path, alphabet: Path) -> None:
     by_criterion = table(summary, "Nats by criterion")
     assert {row["pruned by"] for row in by_criterion} == set(oneshot.WAYS)
     assert len(table(summary, "Text")) == 2 * len(labels)
+
+
+def test_gpt_sparse(tmp_path: Path, alphabet: Path) -> None:
+    summary = run_smoke(smoke(sparse.EXPERIMENTS["gpt-sparse"], alphabet), tmp_path)
+    methods = sparse.PRESETS["smoke"].methods
+    shown = {row["method"]: row for row in table(summary, "Nats by method")}
+    assert list(shown) == [sparse.METHODS[name].label for name in methods]
+    assert shown["Dense"]["80%"] == shown["Dense"]["90% (ERK)"]
+    assert all(0 < row["80%"]["mean"] < 4 for row in shown.values())
+    assert [(row["runs"], row["exact"]) for row in table(summary, "Exact counts")] == [(4, 4), (4, 4)]
+    cost = {row["method"]: row for row in table(summary, "Training FLOPs")}
+    assert "Dense" not in cost
+    assert 0.2 < cost["RigL"]["80%"] < cost["Iterative pruning"]["80%"] < 1
+    assert {figure["file"] for figure in summary["sections"][0]["figures"]} == {"sparsity.svg", "cost.svg"}
+
+
+def sparse_row(method: str, lr: float, test: float) -> Row:
+    return Row({**sparse.job(method, "uniform 0.8", lr, 0), "validation": test, "test": test}, Path())
+
+
+def test_gpt_sparse_chooses_by_nats_and_says_what_powerprop_adds() -> None:
+    tried = Rows([sparse_row("rigl", 1e-3, 1.9), sparse_row("rigl", 2e-3, 1.8), sparse_row("pp-rigl", 2e-3, 1.7)])
+    assert sparse.choose(tried, "rigl") == 2e-3
+    config = replace(sparse.PRESETS["smoke"], methods=("dense", "rigl", "pp-rigl"))
+    found = sparse.headline(config, tried.where(lr=2e-3))
+    assert found is not None
+    assert found.ours == "RigL 1.700 against 1.800"
+    with pytest.raises(RunError, match="SET diverged at every learning rate"):
+        sparse.choose(tried, "set")
+    with pytest.raises(ValueError, match="method must be one of .*, got 'lottery'"):
+        replace(config, methods=("lottery",))
 
 
 def row(method: oneshot.Method, lr: float, dense: float, pruned: list[float]) -> Row:

@@ -16,6 +16,7 @@ FAMILIES = {
     "sparse-training": "sparse",
     "sparse-training-cifar": "sparse",
     "gpt-oneshot": "language.oneshot",
+    "gpt-sparse": "language.sparse",
     "imagenet": "imagenet",
     "split-mnist": "split",
     "permuted-mnist": "split",
