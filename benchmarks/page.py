@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from powerprop_paper.experiments.harness.docs import write_text
 from rich.console import Console
 
 import growth
@@ -40,6 +39,7 @@ import updates
 from growth import Growth
 from parts import Part
 from powerprop import backend
+from powerprop.files import write_atomically
 from publish import publish
 
 Measured = Part | list[Growth]
@@ -89,7 +89,7 @@ def measure(name: str, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     data = {"part": found.data()} if isinstance(found, Part) else {"growth": [asdict(curve) for curve in found]}
     took = time.perf_counter() - start
     made = {"run": run, "seconds": took, "load": os.getloadavg()[0], **data}
-    write_text(path, json.dumps(made))
+    write_atomically(path, json.dumps(made).encode())
     Console().print(f"{name}: {took:.0f} s, load {made['load']:.1f}")
     return made
 

@@ -8,16 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from powerprop_paper.experiments.harness.docs import HEADLINE, write_text
-
 import growth
 from growth import Growth
 from parts import Part
+from powerprop.files import write_atomically
+from powerprop_paper.report.page import HEADLINE, Headline
 
 INTRO = """Every ratio is of times taken in turn, each against what one would use instead: one thread, interleaved,
 the best of many rounds. A step is timed after one of the same model that is not, as in training: among models that
 take turns it would begin with a cold cache, and cost more.
-`fused` is `Powerprop` as it comes, `generic` the same by torch alone (`fused=False`),
+`kernel` is `Powerprop` as it comes, `torch` the same without the compiled kernel (`POWERPROP_KERNEL=0`),
 `textbook` the form of the paper's equation 1 (`pp.reparametrize`), `notebook` its formula under autograd, as the
 notebook published with the paper has it. What the growth means for large models: [how cost grows](../../cost.md).
 
@@ -38,11 +38,19 @@ def publish(found: Sequence[dict[str, Any]], run: dict[str, Any], out: Path) -> 
     curves = [Growth(**curve) for each in found for curve in each.get("growth", ())]
     said = ran_on(found, run)
     sections = [part.markdown(out) for part in parts] + [growth.markdown(curves, out)]
-    text = ["# Benchmarks", headline(parts), INTRO.format(machine=said), "## Limits", *limits(parts), *sections]
-    write_text(out / "README.md", "\n\n".join(text) + "\n")
+    top = headline(parts)
+    first = f"{HEADLINE}| {top.what} | {top.ours} | {top.paper} |"
+    text = ["# Benchmarks", first, INTRO.format(machine=said), "## Limits", *limits(parts), *sections]
+    write_atomically(out / "README.md", ("\n\n".join(text) + "\n").encode())
     exponents = [asdict(curve) | {"exponent": curve.exponent} for curve in curves]
-    summary = {"machine": said, "parts": [part.data() for part in parts], "growth": exponents}
-    write_text(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    summary = {
+        "title": "Benchmarks",
+        "headline": top._asdict(),
+        "machine": said,
+        "parts": [part.data() for part in parts],
+        "growth": exponents,
+    }
+    write_atomically(out / "summary.json", (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
     return exceeded(parts)
 
 
@@ -55,12 +63,12 @@ def ran_on(found: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:
     )
 
 
-def headline(parts: Sequence[Part]) -> str:
-    """The row that the index of results shows too."""
+def headline(parts: Sequence[Part]) -> Headline:
+    """What the index of results shows too."""
     count = sum(len([*part.limited()]) for part in parts)
     first = parts[0]
     what = f"{first.title}, {first.rows[0][0]}, times the plain optimiser's; limits kept"
-    return f"{HEADLINE}| {what} | {first.shown(first.rows[0][1][0])}; {count - len(exceeded(parts))} of {count} |  |"
+    return Headline(what, f"{first.shown(first.rows[0][1][0])}; {count - len(exceeded(parts))} of {count}", "")
 
 
 def limits(parts: Sequence[Part]) -> list[str]:

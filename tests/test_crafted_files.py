@@ -170,6 +170,7 @@ def header(text: str) -> bytes:
     [
         ("empty.pt", b""),
         ("short.pt", b"PK"),
+        ("junk.pt", b"junk"),
         ("empty.safetensors", b""),
         ("deep.safetensors", header(DEEP)),
         ("list.safetensors", header("[]")),

@@ -1,4 +1,4 @@
-"""Accidents that files meet: bits, blocks and ends of them, and JSON that somebody edited."""
+"""Accidents that files meet: bits, blocks and ends of them, JSON that somebody edited, and headers made by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import json
 import random
 import zipfile
 from collections.abc import Callable
+
+from powerprop.files import sha256
+from powerprop.tensorfiles import BLANK, KEY
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
@@ -66,11 +69,15 @@ def rezipped(content: bytes, chance: random.Random) -> bytes:
     return out.getvalue()
 
 
-def edited(content: bytes, chance: random.Random) -> bytes:
+ODD = (None, [], {}, "x", -1, 10**30, 1.5, True, [None], {"a": []}, float("nan"))
+SIZES = ([10**13], [2**32, 2**32], [-1], [2.0], [0, 10**30], [10**400], 600_000_000, [[8]], "α" * 3000)
+"""What nothing that is stored stands for."""
+
+
+def edited(content: bytes | str, chance: random.Random, odds: tuple[object, ...] = ODD) -> bytes:
     """A JSON file in which somebody changed, dropped or added something."""
     value = json.loads(content)
-    odd = chance.choice((None, [], {}, "x", -1, 10**30, 1.5, True, [None], {"a": []}, float("nan")))
-    inner = value
+    odd, inner = chance.choice(odds), value
     while isinstance(inner, dict) and inner and chance.random() < 0.8:
         key = chance.choice(list(inner))
         if not isinstance(inner[key], dict) or chance.random() < 0.3:
@@ -81,3 +88,22 @@ def edited(content: bytes, chance: random.Random) -> bytes:
             return json.dumps(value).encode()
         inner = inner[key]
     return json.dumps(odd).encode()
+
+
+def crafted(content: bytes, chance: random.Random) -> bytes:
+    """A file of safetensors of which the header was made by hand, with the checksums of what it says now."""
+    size = int.from_bytes(content[:8], "little")
+    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+    if chance.random() < 0.3:
+        return _joined(edited(json.dumps(header), chance, ODD + SIZES), body)
+    metadata = header["__metadata__"]
+    if chance.random() < 0.1:
+        return _joined(json.dumps({**header, "__metadata__": {KEY: "[" * 100_000}}).encode(), body)
+    entry = {**json.loads(metadata[KEY]), "checksum": BLANK}
+    entry["data"] = json.loads(edited(json.dumps(entry["data"]), chance, ODD + SIZES))
+    blank = _joined(json.dumps({**header, "__metadata__": {KEY: json.dumps(entry)}}).encode(), body)
+    return blank.replace(BLANK.encode(), sha256(blank).encode(), 1)
+
+
+def _joined(header: bytes, body: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header + body

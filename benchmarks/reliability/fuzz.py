@@ -29,18 +29,20 @@ import families
 import numpy as np
 import torch
 from chaos import same
-from damage import damaged, edited, rezipped
+from damage import crafted, damaged, edited, rezipped
 from kinds import TARGETS
-from powerprop_paper.experiments.harness.experiment import RunError
-from powerprop_paper.old_cli import main
 
+from powerprop.cli import main
 from powerprop.files import FileError
 from powerprop_paper import data
 from powerprop_paper.data import DataCorrupt, DataNotFound
-from powerprop_paper.experiments import EXPERIMENTS
+from powerprop_paper.experiments.catalogue import FAMILIES
+from powerprop_paper.run import RunError
 
 PLAIN = (FileError, RunError, DataCorrupt, DataNotFound)
 """Errors that say what is wrong with a file."""
+HANDMADE = {"checkpoint": rezipped, **dict.fromkeys(("learner", "masks", "weights"), crafted)}
+"""Damage with checksums that fit: what is accepted then is what somebody meant."""
 LONGEST = 20
 """Seconds after which a case counts as hanging."""
 MEMORY = 2**30
@@ -67,6 +69,7 @@ class Fuzz:
         self.run = place / "run"
         with quiet():
             assert main(families.command("oneshot", self.run)) == 0
+        self.whole = {path: path.read_bytes() for path in self.run.rglob("*.json")}
 
     def path(self, name: str) -> Path:
         return self.place / name.replace(" ", "-").replace(",", "") / "file"
@@ -104,23 +107,27 @@ class Fuzz:
     def file(self, name: str, chance: random.Random) -> str:
         """Read a damaged file."""
         path, (content, whole) = self.path(name), self.good[name]
-        way = rezipped if name == "checkpoint" and chance.random() < 0.3 else damaged
+        way = HANDMADE.get(name, damaged) if chance.random() < 0.3 else damaged
         path.write_bytes(way(content, chance))
         try:
             found = TARGETS[name].read(path)
         except PLAIN as error:
             return "refused" if str(self.place) in str(error) else "wrong"
-        return "read" if way is rezipped or not TARGETS[name].exact or same_values(whole, found) else "wrong"
+        return "read" if way is not damaged or not TARGETS[name].exact or same_values(whole, found) else "wrong"
 
     def edited_run(self, chance: random.Random) -> str:
-        """Damage or edit a JSON file of a finished run, draw its report anew, and put it back."""
-        path = chance.choice(sorted(self.run.rglob("*.json")))
-        content = path.read_bytes()
+        """Damage or edit a JSON file of a finished run, give its command again or look at it, and put it back."""
+        path = chance.choice(sorted(self.whole))
+        content = self.whole[path]
         path.write_bytes(edited(content, chance) if chance.random() < 0.6 else damaged(content, chance))
+        again = chance.random() < 0.7
         try:
-            return self.command_line(["report", str(self.run)])
+            outcome = self.command_line(families.command("oneshot", self.run) if again else ["show", str(self.run)])
+            summary = self.run / "summary.json"
+            return "wrong" if again and outcome == "done" and summary.read_bytes() != self.whole[summary] else outcome
         finally:
-            path.write_bytes(content)
+            for each, before in self.whole.items():
+                each.write_bytes(before)
 
     def command_line(self, arguments: list[str]) -> str:
         """Give a command; it is done, or refused with plain words on stderr."""
@@ -167,16 +174,16 @@ OPTIONS = (
 
 def words(chance: random.Random, run: Path) -> list[str]:
     """A command line of words that occur, in an order that may make no sense."""
-    names = [*EXPERIMENTS, "mnist", "MNIST-ONESHOT", "mnist_oneshot"]
+    names = [*FAMILIES, "mnist", "MNIST-ONESHOT", "mnist_oneshot"]
     known: list[Callable[[], str]] = [
-        lambda: chance.choice(("list", "run", "report", "results", "compare", "train")),
+        lambda: chance.choice(("list", "run", "show", "results", "compare", "inspect", "prune", "export", "train")),
         lambda: chance.choice(names),
         lambda: chance.choice(OPTIONS),
         lambda: chance.choice(VALUES),
-        lambda: chance.choice((str(run), str(run / "config.json"), str(run.parent), ".")),
+        lambda: chance.choice((str(run), str(run / "config.json"), str(run.parent / "weights" / "file"), ".")),
         lambda: chance.choice(names)[: chance.randrange(12)],
     ]
-    first = [chance.choice(("list", "run", "report", "results"))] if chance.random() < 0.8 else []
+    first = [chance.choice(("list", "run", "show", "compare", "inspect", "prune"))] if chance.random() < 0.8 else []
     if first == ["run"] and chance.random() < 0.7:
         first.append(chance.choice(names))
     return first + [chance.choice(known)() for _ in range(chance.randrange(6))]

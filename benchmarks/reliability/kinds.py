@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+from powerprop.commands import read_state
 from powerprop.continual import EfficientPackNet
 from powerprop.continual.saving import state_of
+from powerprop.export.file import read as read_weights
+from powerprop.export.file import write
 from powerprop.masks import Masks
 from powerprop_paper.data.imagenet import Shards, write_shard
 from powerprop_paper.data.sets import idx_bytes, load_idx, load_notmnist, read_archive, read_batch
@@ -142,6 +146,23 @@ def write_masks(path: Path) -> None:
     Masks({"w": state()["model"]["w"] > 0.5, "v": torch.ones(3, 5, dtype=torch.bool)}).save(path)
 
 
+def weights() -> dict[str, torch.Tensor]:
+    """Stored dense, as bits, as gaps, and as another."""
+    draw = torch.Generator().manual_seed(0)
+    full, some, few = (torch.rand(size, generator=draw) for size in ((4, 5), (30, 20), (50, 40)))
+    tied = few * (few > 0.99)
+    return {"full": full, "some": some * (some > 0.5), "few": tied, "tied": tied}
+
+
+def weights_apart() -> dict[str, torch.Tensor]:
+    """The same, none of which lies where another does, for which safetensors has no words."""
+    return {name: tensor.clone() for name, tensor in weights().items()}
+
+
+def read_torch(path: Path) -> Any:
+    return read_state(Path(shutil.copyfile(path, path.with_suffix(".pt")))).state
+
+
 TARGETS: dict[str, Target] = {
     "IDX": Target(lambda path: write_idx(path, False), lambda path: read_idx_set(path, False)),
     "IDX, gzipped": Target(lambda path: write_idx(path, True), lambda path: read_idx_set(path, True)),
@@ -151,5 +172,8 @@ TARGETS: dict[str, Target] = {
     "checkpoint": Target(lambda path: save_checkpoint(path, state()), load_checkpoint),
     "learner": Target(lambda path: learner().save(path), read_learner),
     "masks": Target(write_masks, lambda path: dict(Masks.load(path))),
+    "weights": Target(lambda path: write(weights(), path) and None, lambda path: read_weights(path).state),
+    "foreign weights": Target(lambda path: save_file(weights_apart(), path), lambda p: read_state(p).state, False),
+    "torch's weights": Target(lambda path: torch.save(weights(), path), read_torch, False),
     "metrics": Target(lambda path: path.write_text('{"step": 1, "loss": 0.5}\n' * 9) and None, read_metrics, False),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import math
-import pickle
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from powerprop.files import FileError, write_atomically
 from powerprop.mask_entries import count
 from powerprop.select import select
 from powerprop.sparsify.prune import top_k_masks
-from powerprop.tensorfiles import WRONG, content_of, header_of
+from powerprop.tensorfiles import content_of, header_of
 
 __all__ = ["COMMANDS", "CommandError", "bench_model", "export", "inspect", "prune"]
 
@@ -159,9 +158,10 @@ def read_state(path: Path) -> Stored:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
+    stored = path.read_bytes()
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, *WRONG) as error:
+        content: Any = torch.load(io.BytesIO(stored), map_location="cpu", weights_only=True)
+    except Exception as error:  # of the bytes alone, which may lead torch's reader to any: struct.error, OSError, …
         reason = (str(error).splitlines() or ["it is empty"])[0]
         raise FileError(f"{path}: not a torch checkpoint of tensors alone ({reason})") from None
     content = content.get("state_dict", content) if isinstance(content, Mapping) else content
