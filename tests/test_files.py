@@ -1,4 +1,4 @@
-"""Files that carry checksums, whole or not at all: damage is found out before anything is used."""
+"""Files that carry checksums, whole or not at all: damage and crafted content are found out before anything is used."""
 
 from __future__ import annotations
 
@@ -12,13 +12,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from powerprop.cli import main
+from powerprop.continual import HAT, Naive
+from powerprop.continual.saving import FORMAT as LEARNER
+from powerprop.continual.saving import state_of
+from powerprop.export.file import read as read_model
+from powerprop.export.file import write as write_model
 from powerprop.files import FileError, cause, naming, read_json, replacing, sweep, write_atomically
-from powerprop.masks import Masks
+from powerprop.masks import Masks, pack
 from powerprop.tensorfiles import read_tensors, write_tensors
+from powerprop_paper.models import mlp
 from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 
+BYTES = torch.zeros(1, dtype=torch.uint8)
+NONE = torch.zeros(0, dtype=torch.uint8)
+DEEP = "[" * 100_000
+SHAPES: list[Any] = [
+    [10**13], [2**32, 2**32], [-1], [-1, -8], [2.0, 4], [True], ["8"], "8", None, {"a": 1}, 8, [[8]],
+    [10**400], [0, 10**30],
+]  # fmt: skip
 WEIGHTS = {"a": torch.arange(5000).float(), "b": torch.rand(3, 4, generator=torch.Generator().manual_seed(0)).T}
 
 
@@ -37,7 +52,12 @@ def masks_file(path: Path) -> Callable[[], Any]:
     return lambda: dict(Masks.load(path))
 
 
-KINDS = [tensors_file, checkpoint_file, masks_file]
+def model_file(path: Path) -> Callable[[], Any]:
+    write_model({"w": WEIGHTS["a"] * (WEIGHTS["a"] % 9 == 0), "b": WEIGHTS["b"]}, path)
+    return lambda: read_model(path).state
+
+
+KINDS = [tensors_file, checkpoint_file, masks_file, model_file]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
@@ -130,6 +150,89 @@ def test_json_that_is_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(content.encode("latin1"))
     with pytest.raises(FileError, match=r"x\.json is not a JSON file"):
         read_json(tmp_path / "x.json")
+
+
+# --- crafted content ----------------------------------------------------------------------------------------------
+
+
+def refused(call: Callable[[], Any], path: Path) -> None:
+    """One line that names the file."""
+    with pytest.raises(FileError) as error:
+        call()
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1500
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bits", [BYTES, NONE])
+def test_masks_whose_shapes_are_none(shape: Any, bits: Tensor, tmp_path: Path) -> None:
+    write_tensors(tmp_path / "masks", "powerprop-masks-2", {"w": bits}, {"w": shape})
+    refused(lambda: Masks.load(tmp_path / "masks"), tmp_path / "masks")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "shapes"),
+    [
+        ({"w": torch.ones(1)}, {"w": [8]}),
+        ({"w": BYTES}, {"v": [8]}),
+        ({"w": BYTES}, [8]),
+        ({"w": BYTES}, None),
+        ({"w": torch.ones(1, 1, dtype=torch.int64)}, {"w": [8]}),
+    ],
+)
+def test_masks_with_other_content(tensors: dict[str, Tensor], shapes: Any, tmp_path: Path) -> None:
+    write_tensors(tmp_path / "masks", "powerprop-masks-2", tensors, shapes)
+    refused(lambda: Masks.load(tmp_path / "masks"), tmp_path / "masks")
+
+
+def test_the_masks_that_there_are(tmp_path: Path) -> None:
+    mask = torch.tensor([[True, False, True]])
+    write_tensors(tmp_path / "masks", "powerprop-masks-2", {"w": pack(mask)}, {"w": [1, 3]})
+    assert torch.equal(Masks.load(tmp_path / "masks")["w"], mask)
+
+
+@pytest.mark.parametrize("data", [None, 7, [], {}, {"identity": 7}, {"identity": {}, "tasks": 3}])
+def test_a_learner_of_other_content(data: Any, tmp_path: Path) -> None:
+    learner = Naive(mlp([4, 3]), lambda p: torch.optim.SGD(p, lr=0.1))
+    write_tensors(tmp_path / "learner", LEARNER, {}, data)
+    refused(lambda: learner.load(tmp_path / "learner"), tmp_path / "learner")
+    assert learner.tasks == []
+
+
+def test_a_learner_that_declares_more_tasks_than_it_has(tmp_path: Path) -> None:
+    learner = HAT(mlp([4, 5, 3]), lambda p: torch.optim.SGD(p, lr=0.1))
+    tensors, data = state_of(learner)
+    data["parts"]["gates"]["tasks"] = 10**12
+    write_tensors(tmp_path / "learner", LEARNER, tensors, data)
+    refused(lambda: learner.load(tmp_path / "learner"), tmp_path / "learner")
+
+
+def header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty.pt", b""),
+        ("short.pt", b"PK"),
+        ("junk.pt", b"junk"),
+        ("empty.safetensors", b""),
+        ("deep.safetensors", header(DEEP)),
+        ("list.safetensors", header("[]")),
+        ("words.safetensors", header('{"__metadata__": [1, 2]}')),
+        ("huge.safetensors", (2**63).to_bytes(8, "little") + b"{}"),
+    ],
+)
+def test_inspect_of_crafted_files_is_one_line(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert main(["inspect", str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / name}")
+    assert error.count("\n") == 1
 
 
 # --- disks --------------------------------------------------------------------------------------------------------

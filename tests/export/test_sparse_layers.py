@@ -1,4 +1,4 @@
-"""Sparse inference: single layers give the same outputs as dense ones."""
+"""Single layers as sparse products give the same outputs as dense ones, and chains of them copy nothing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ import powerprop as pp
 from powerprop.export import Choice, Exported, Plan, sparse_layers
 from powerprop.export.sparse_layers import SparseConv, SparseLinear, columns, product, rows, sparse_layer, transposed
 from sparse_nets import MODELS, assert_same, pruned
+
+
+def planned(batch: int, *forms: str) -> Plan:
+    """The three layers of the network "mlp" in these forms."""
+    choices = tuple(Choice(f"fc{i}", form, 0.9) for i, form in enumerate(forms, 1))
+    return Plan("sparse" if forms else "smaller", True, batch, 1, choices=choices)
+
+
+def calls_in(fast: Exported) -> list[object]:
+    assert isinstance(fast.network, fx.GraphModule)
+    return [node.target for node in fast.network.graph.nodes if node.op.startswith("call")]
 
 
 @settings(max_examples=30)
@@ -52,32 +63,19 @@ def test_linear_layers(shape: tuple[int, ...], many: bool, bias: bool) -> None:
         assert mine(x).is_contiguous()
 
 
-@pytest.mark.usefixtures("sparse_wins")
-def test_activations_stay_columns_between_sparse_layers() -> None:
-    fast = pp.export.sparse(pruned("mlp"), MODELS["mlp"][1](4))
-    assert calls_in(fast) == [
-        columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous",
-    ]  # fmt: skip
-
-
-def test_dense_layers_have_their_transposes_at_hand() -> None:
+def test_activations_stay_columns_between_sparse_layers_and_dense_ones_have_their_transposes_at_hand() -> None:
     net, x = pruned("mlp"), MODELS["mlp"][1](4)
-    fast = pp.export.sparse(net, x, plan=Plan("smaller", True, 4, 1))
-    assert calls_in(fast) == [torch.addmm, torch.relu_, torch.addmm, torch.relu_, torch.addmm]
-    assert_same(fast, net, x)
-
-
-def calls_in(fast: Exported) -> list[object]:
-    assert isinstance(fast.network, fx.GraphModule)
-    return [node.target for node in fast.network.graph.nodes if node.op.startswith("call")]
+    chain = [columns, product, torch.relu_, product, torch.relu_, product, rows, "contiguous"]
+    assert calls_in(pp.export.sparse(net, x, plan=planned(4, "sparse", "sparse", "sparse"))) == chain
+    dense = [torch.addmm, torch.relu_, torch.addmm, torch.relu_, torch.addmm]
+    assert calls_in(pp.export.sparse(net, x, plan=planned(4))) == dense
 
 
 @pytest.mark.parametrize("forms", list(itertools.product(("dense", "sparse"), repeat=3)))
 @pytest.mark.parametrize("batch", [1, 16])
 def test_every_mixture_of_forms(forms: tuple[str, ...], batch: int) -> None:
     net, data = pruned("mlp"), MODELS["mlp"][1]
-    choices = tuple(Choice(f"fc{i}", form, 0.9) for i, form in enumerate(forms, 1))
-    fast = pp.export.sparse(net, data(batch), plan=Plan("sparse", True, batch, 1, choices=choices))
+    fast = pp.export.sparse(net, data(batch), plan=planned(batch, *forms))
     for n in (0, 1, 2, 16):
         assert_same(fast, net, data(n))
 
@@ -97,8 +95,7 @@ def test_the_fast_transposition(n: int, m: int, dtype: torch.dtype) -> None:
 
 def test_gradients_pass_through_to_the_inputs() -> None:
     net, x = pruned("mlp"), MODELS["mlp"][1](16).requires_grad_()
-    choices = tuple(Choice(f"fc{i}", "sparse", 0.9) for i in (1, 2, 3))
-    fast = pp.export.sparse(net, x, plan=Plan("sparse", True, 16, 1, choices=choices))
+    fast = pp.export.sparse(net, x, plan=planned(16, "sparse", "sparse", "sparse"))
     mine, wanted = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (fast, net))
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
 
