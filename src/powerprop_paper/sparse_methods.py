@@ -20,15 +20,17 @@ UNPRUNED = "uniform 0"
 DENSE: Final = "dense"
 ONESHOT: Final = "oneshot"
 
+TABLE = (pp.Static, pp.SNIP, pp.SET, pp.DSR, pp.SNFS, pp.RigL, pp.IterativePruning, pp.TopKAST)
+"""The paper's table; whatever else the library has follows."""
+
+
+def key(kind: type[Sparsifier]) -> str:
+    """A method's name in commands and files."""
+    return kind.__name__.lower().removesuffix("pruning")
+
+
 SPARSIFIERS: dict[str, type[Sparsifier]] = {
-    "static": pp.Static,
-    "snip": pp.SNIP,
-    "set": pp.SET,
-    "dsr": pp.DSR,
-    "snfs": pp.SNFS,
-    "rigl": pp.RigL,
-    "iterative": pp.IterativePruning,
-    "topkast": pp.TopKAST,
+    key(kind): kind for kind in dict.fromkeys([*TABLE, *Sparsifier.kinds().values()]) if kind is not Sparsifier
 }
 
 
@@ -83,6 +85,13 @@ METHODS: dict[str, Method] = {
     "pp-topkast-0": Method("Powerprop + Top-KAST, 0% backward", "topkast", True, 0.0),
     "pp-one-shot": Method("Powerprop + One-shot pruning", ONESHOT, True),
 }
+
+
+def add(kind: type[Sparsifier]) -> None:
+    """Two more rows: a method of one's own, without Powerprop and with it."""
+    SPARSIFIERS[key(kind)] = kind
+    METHODS[key(kind)] = Method(kind.label, key(kind))
+    METHODS[f"pp-{key(kind)}"] = Method(f"Powerprop + {kind.label}", key(kind), True)
 
 
 def parse(target: str) -> tuple[str, float]:

@@ -18,6 +18,7 @@ class Static(Method):
     """A random mask, fixed for all of training: the baseline that every dynamic method must beat."""
 
     label: ClassVar[str] = "Static"
+    look: ClassVar[tuple[str, str]] = ("slate", "v")
 
 
 @dataclass(eq=False)
@@ -31,6 +32,7 @@ class SNIP(Method):
     """
 
     label: ClassVar[str] = "SNIP"
+    look: ClassVar[tuple[str, str]] = ("ochre", "<")
     redistributes: ClassVar[bool] = True
 
     distribution: str = "global"

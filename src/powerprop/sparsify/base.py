@@ -36,6 +36,8 @@ class Method:
 
     label: ClassVar[str] = "Random masks"
     """Its name in tables."""
+    look: ClassVar[tuple[str, str]] = ("grey", ".")
+    """Colour and marker in figures."""
     redistributes: ClassVar[bool] = False
     """Layers may exchange weights: what was asked holds for all of them together."""
     grows_at_random: ClassVar[bool] = False
@@ -77,6 +79,14 @@ class Method:
         Forward and back through the layers with the active weights, then the gradient of the trainable ones.
         """
         return 2 * active + trainable
+
+    @classmethod
+    def kinds(cls) -> dict[str, type[Method]]:
+        """All methods there are, by their labels."""
+        found = {cls.label: cls}
+        for kind in cls.__subclasses__():
+            found = kind.kinds() | found
+        return found
 
     # --- the life of a method, as the optimiser calls it ----------------------------------------------------------
 

@@ -36,6 +36,7 @@ class DSR(SET):
     """
 
     label: ClassVar[str] = "DSR"
+    look: ClassVar[tuple[str, str]] = ("indigo", ">")
     redistributes: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (*SET.STATE, "height")
 

@@ -39,6 +39,7 @@ class SET(Method):
     """
 
     label: ClassVar[str] = "SET"
+    look: ClassVar[tuple[str, str]] = ("maroon", "^")
     grows_at_random: ClassVar[bool] = True
 
     interval: int = 100
@@ -164,6 +165,7 @@ class RigL(SET):
     """
 
     label: ClassVar[str] = "RigL"
+    look: ClassVar[tuple[str, str]] = ("violet", "D")
     grows_at_random: ClassVar[bool] = False
 
     def step_flops(self, active: float, trainable: float, dense: float) -> float:
@@ -188,6 +190,7 @@ class SNFS(SET):
     """
 
     label: ClassVar[str] = "SNFS"
+    look: ClassVar[tuple[str, str]] = ("azure", "p")
     redistributes: ClassVar[bool] = True
     grows_at_random: ClassVar[bool] = False
     grows_by_momentum: ClassVar[bool] = True

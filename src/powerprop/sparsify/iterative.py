@@ -34,6 +34,7 @@ class IterativePruning(Method):
     """
 
     label: ClassVar[str] = "Iterative pruning"
+    look: ClassVar[tuple[str, str]] = ("green", "s")
 
     start: StepOrFraction = 0.2
     stop: StepOrFraction = 0.8

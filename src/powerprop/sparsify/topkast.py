@@ -41,6 +41,7 @@ class TopKAST(Method):
     """
 
     label: ClassVar[str] = "Top-KAST"
+    look: ClassVar[tuple[str, str]] = ("orange", "h")
     explores: ClassVar[bool] = True
     CHOICES: ClassVar[tuple[str, ...]] = (*Method.CHOICES, "backward_sparsity")
 

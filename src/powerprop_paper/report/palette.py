@@ -15,6 +15,10 @@ import math
 from bisect import bisect_left
 from typing import NamedTuple
 
+from powerprop.continual import STRATEGIES
+from powerprop.sparsify import DSR, SET, SNFS, SNIP, IterativePruning, RigL, Static
+from powerprop.sparsify import Method as Sparsifier
+
 INK = "#1f2328"
 MUTED = "#667085"
 AXIS = "#98a2b3"
@@ -75,7 +79,11 @@ ALPHA_MARKERS: dict[float, str] = {
 
 GREY, SLATE, OCHRE, GREEN, VIOLET = BASELINE, "#3b6e93", "#9b5e07", "#00b058", "#8726ab"
 ORANGE, AZURE, INDIGO, MAROON = "#e57d00", "#3e8aff", "#3c00ab", "#841b00"
-HUES = (GREY, SLATE, OCHRE, GREEN, VIOLET, ORANGE, AZURE, INDIGO, MAROON)
+NAMED = {
+    "grey": GREY, "slate": SLATE, "ochre": OCHRE, "green": GREEN, "violet": VIOLET, "orange": ORANGE, "azure": AZURE,
+    "indigo": INDIGO, "maroon": MAROON,
+}  # fmt: skip
+HUES = tuple(NAMED.values())
 
 
 class Look(NamedTuple):
@@ -85,16 +93,14 @@ class Look(NamedTuple):
     marker: str
 
 
+def _look(look: tuple[str, str]) -> Look:
+    return Look(NAMED[look[0]], look[1])
+
+
 METHODS: dict[str, Look] = {
     # sparse training
     "Dense": Look(GREY, "o"),
-    "Static": Look(SLATE, "v"),
-    "SNIP": Look(OCHRE, "<"),
-    "SET": Look(MAROON, "^"),
-    "DSR": Look(INDIGO, ">"),
-    "SNFS": Look(AZURE, "p"),
-    "RigL": Look(VIOLET, "D"),
-    "Iterative pruning": Look(GREEN, "s"),
+    **{kind.label: _look(kind.look) for kind in (Static, SNIP, SET, DSR, SNFS, RigL, IterativePruning)},
     "Top-KAST, 0% backward": Look(ORANGE, "h"),
     "Top-KAST, 50% backward": Look(OCHRE, "h"),
     "One-shot pruning": Look(MAROON, "X"),
@@ -132,12 +138,14 @@ METHODS: dict[str, Look] = {
     "oneshot-superfluous": Look(VIOLET, "P"),
     "binary-superfluous": Look(GREEN, ">"),
 }
-"""Methods by the name that readers see, without Powerpropagation."""
+"""Methods by the name that readers see, without Powerpropagation; sparse-training methods say it themselves."""
 
 
 def method_look(method: str) -> Look:
     """The look of a method, the same with Powerpropagation (`"Powerprop + RigL"`) as without."""
     name = method.removeprefix("Powerprop + ")
+    if name not in METHODS and (kind := {**STRATEGIES, **Sparsifier.kinds()}.get(name)) and hasattr(kind, "look"):
+        return _look(kind.look)
     if name not in METHODS:
         known = ", ".join(METHODS)
         raise ValueError(f"method {method!r} has no colour yet: add a row to METHODS in report/palette.py; has {known}")
