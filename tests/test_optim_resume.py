@@ -23,7 +23,8 @@ every_method = pytest.mark.parametrize("method", SPARSIFIERS)
 every_base = pytest.mark.parametrize("base", BASES)
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 
-ORDERS = ["weights, wrap, state", "wrap, weights, state", "wrap, state, weights"]
+ORDERS = ["weights, wrap, state", "wrap, weights, state", "wrap, state, weights", "wrap, weights, own state, state"]
+"""The last is Hugging Face's Trainer: accelerate loads a fresh optimiser's own state into it when it takes it over."""
 
 
 def resumed_in(order: str, saved: dict[str, Any], wrapping: Callable[[nn.Module], pp.Powerprop]) -> Any:
@@ -33,6 +34,9 @@ def resumed_in(order: str, saved: dict[str, Any], wrapping: Callable[[nn.Module]
             optimizer = wrapping(model)
         elif verb == "weights":
             model.load_state_dict(saved["model"])
+        elif verb == "own state":
+            assert optimizer is not None
+            optimizer.load_state_dict(optimizer.state_dict())
         else:
             assert optimizer is not None
             optimizer.load_state_dict(saved["optimizer"])

@@ -129,6 +129,8 @@ class Powerprop(Optimizer):
             shown = theta if weight.active is None else masked(theta, weight.active)
             if torch.equal(shown.to(weight.param.dtype), weight.param.detach()):
                 weight.restore(None, None, None, theta)
+            else:  # this state may be a fresh one, whose masks hide them too
+                self._unmasked[name] = weight.param.detach().clone()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
