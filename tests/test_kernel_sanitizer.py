@@ -13,9 +13,19 @@ import pytest
 
 from powerprop import kernel
 
-SOURCE = Path(inspect.getfile(kernel)).with_name("kernel.c")
-CASES = Path(__file__).with_name("sanitizer_cases.py")
-FLAGS = ["-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+SOURCES = sorted(map(str, Path(inspect.getfile(kernel)).parent.glob("*.c")))
+CASES = [Path(__file__).with_name(f"sanitizer_{kind}.py") for kind in ("cases", "sparse")]
+FLAGS = [
+    "-std=gnu11",
+    "-O1",
+    "-g",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+]
 SANITIZE = ["-fsanitize=address,undefined,float-divide-by-zero", "-fno-sanitize-recover=all", "-fopenmp"]
 
 
@@ -31,7 +41,7 @@ def compiler() -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the library with sanitizers is."""
     folder = tmp_path_factory.mktemp("sanitized")
-    command = [compiler(), *FLAGS, *SANITIZE, str(SOURCE), "-o", str(folder / kernel._NAME), "-lm"]
+    command = [compiler(), *FLAGS, *SANITIZE, *SOURCES, "-o", str(folder / kernel._NAME), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if "cannot find" in done.stderr and "san" in done.stderr:
         pytest.skip(f"{command[0]} has no sanitizers: {done.stderr.strip()[-200:]}")
@@ -62,8 +72,9 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_5000_random_cases_have_no_finding_and_the_results_and_errors_of_torch(folder: Path) -> None:
-    done = run(folder, str(CASES), str(folder), "5000")
+@pytest.mark.parametrize("cases", CASES, ids=["update", "sparse"])
+def test_5000_random_cases_have_no_finding_and_the_results_and_errors_of_torch(cases: Path, folder: Path) -> None:
+    done = run(folder, str(cases), str(folder), "5000")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("5000 cases, ")
 

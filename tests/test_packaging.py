@@ -104,7 +104,8 @@ def contents(made: Path) -> Iterator[str]:
 
 def test_the_sdist_has_the_sources_and_nothing_built(sdist: Path) -> None:
     inside = [name.split("/", 1)[1] for name in contents(sdist)]
-    assert {"cmake/CMakeLists.txt", "src/powerprop/kernel/kernel.c", "src/powerprop/kernel/__init__.py"} == set(inside)
+    sources = {f"src/powerprop/kernel/{name}" for name in ("kernel.c", "sparse.c", "__init__.py")}
+    assert {"cmake/CMakeLists.txt", *sources} == set(inside)
 
 
 def test_a_wheel_of_the_tree_has_the_kernel_and_trains_with_it(tools: dict[str, str], tmp_path: Path) -> None:

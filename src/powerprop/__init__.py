@@ -10,6 +10,8 @@ from powerprop.masks import Masks
 from powerprop.optim import Powerprop
 from powerprop.recalibrate import recalibrate
 from powerprop.reparam import fold, psi, psi_inverse, reparametrize, slope
+from powerprop.sparse.compute import sparse_compute
+from powerprop.sparse.linear import densify
 from powerprop.sparsify import DSR, SET, SNFS, SNIP, IterativePruning, RigL, Static, TopKAST
 from powerprop.sparsify.prune import magnitude_masks, prune, sparsity
 
@@ -32,6 +34,7 @@ __all__ = [
     "at_most",
     "backend",
     "count_flops",
+    "densify",
     "export",
     "fold",
     "half",
@@ -45,5 +48,6 @@ __all__ = [
     "reparametrize",
     "save",
     "slope",
+    "sparse_compute",
     "sparsity",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-__all__ = ["MOMENTS", "moments_of"]
+__all__ = ["MOMENTS", "change_moments", "moments_of"]
 
 MOMENTS = frozenset(
     {
@@ -22,7 +22,22 @@ MOMENTS = frozenset(
 
 
 def moments_of(base: Optimizer, name: str, param: nn.Parameter, names: Iterable[str] | None) -> Iterator[Tensor]:
-    """The tensors with an entry for each entry of a weight, by their names; names: others than torch's.
+    """The tensors with an entry for each entry of a weight, by their names; names: others than torch's."""
+    return (value for _, value in _named(base, name, param, names))
+
+
+def change_moments(
+    base: Optimizer, name: str, param: nn.Parameter, names: Iterable[str] | None, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Put others in the place of these tensors; all of them are found before the first one is changed."""
+    entry = _state_of(base).get(param, {})
+    entry.update({key: change(value) for key, value in list(_named(base, name, param, names))})
+
+
+def _named(
+    base: Optimizer, name: str, param: nn.Parameter, names: Iterable[str] | None
+) -> Iterator[tuple[str, Tensor]]:
+    """What has one number for each entry of a weight, by its key.
 
     What has the weight's shape under a name that nobody vouches for may mean anything (the statistics of a
     preconditioner are of that shape for a square weight), so it is an error.
@@ -37,7 +52,7 @@ def moments_of(base: Optimizer, name: str, param: nn.Parameter, names: Iterable[
                     f"{key!r} of {name!r} is a {type(value).__name__}, whose entries cannot be cleared one by one: "
                     f"masks that move need an optimiser that keeps plain tensors, {type(base).__name__} does not"
                 )
-            yield value
+            yield key, value
         elif names is None and value.dtype != torch.bool:
             raise ValueError(
                 f"{type(base).__name__} keeps {key!r} for {name!r}, and nothing says whether it has one number for "
@@ -45,7 +60,7 @@ def moments_of(base: Optimizer, name: str, param: nn.Parameter, names: Iterable[
             )
 
 
-def _state_of(base: Optimizer) -> Mapping[Any, Any]:
+def _state_of(base: Optimizer) -> MutableMapping[Any, Any]:
     """The state of the optimiser itself, or of the one that it is around (ZeroRedundancyOptimizer, Lookahead)."""
     inner = next((v for k, v in vars(base).items() if k in ("optim", "optimizer") and isinstance(v, Optimizer)), None)
     return base.state if inner is None else _state_of(inner)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,32 @@ class Sparsifier(Protocol):
         """Take up the state that `state_dict` gave."""
 
 
+class Layout(Protocol):
+    """What keeps some weights in a form of its own between steps: `powerprop.sparse`."""
+
+    def step(self, by_closure: bool) -> AbstractContextManager[None]:
+        """Around a step of the optimiser, which evaluates a closure or does not."""
+
+    def dense(self) -> AbstractContextManager[None]:
+        """Inside, all weights have the form that they have in an ordinary model."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _densely(method: Callable[Concatenate[Powerprop, P], R]) -> Callable[Concatenate[Powerprop, P], R]:
+    """A method that means all weights of a layer meets them in their ordinary form."""
+
+    @wraps(method)
+    def call(self: Powerprop, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        layout: Layout | None = vars(self).get("compute")
+        with nullcontext() if layout is None else layout.dense():
+            return method(self, *args, **kwargs)
+
+    return call
+
+
 class Powerprop(Optimizer):
     """Any optimiser, with Powerpropagation: w = φ|φ|^(α-1).
 
@@ -104,6 +131,7 @@ class Powerprop(Optimizer):
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         self.asks_for_closure = closure is not None and closure.default is inspect.Parameter.empty  # LBFGS
         self.sparsify: Sparsifier | None = None
+        self.compute: Layout | None = None
         self.masters: dict[str, WeightState] = {}
         self.tracked: set[str] = set()
         self.frozen = Frozen()
@@ -152,6 +180,7 @@ class Powerprop(Optimizer):
         if "base" in vars(self):
             self.base.state = state
 
+    @_densely
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as for any optimiser; the weights among them get α by the same rule.
 
@@ -211,7 +240,9 @@ class Powerprop(Optimizer):
         kwargs: dict[str, Any] = {}
         for hook in self._optimizer_step_pre_hooks.values():
             args, kwargs = hook(self, args, kwargs) or (args, kwargs)
-        loss = self._step(*args[1:], **kwargs)
+        by_closure = any(argument is not None for argument in (*args[1:], *kwargs.values()))
+        with nullcontext() if self.compute is None else self.compute.step(by_closure):
+            loss = self._step(*args[1:], **kwargs)
         for done in self._optimizer_step_post_hooks.values():
             done(self, args, kwargs)
         return loss
@@ -335,6 +366,7 @@ class Powerprop(Optimizer):
     # --- masks ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @_densely
     def set_masks(
         self,
         active: Mapping[str, Tensor] | None = None,
@@ -365,12 +397,12 @@ class Powerprop(Optimizer):
     @property
     def active(self) -> Masks:
         """The weights that the forward pass uses."""
-        return Masks({n: _or_ones(m.active, m.param) for n, m in self.masters.items()})
+        return Masks({n: m.whole(m.active) for n, m in self.masters.items()})
 
     @property
     def trainable(self) -> Masks:
         """The weights that the optimiser moves."""
-        return Masks({n: _or_ones(m.trainable, m.param) for n, m in self.masters.items()})
+        return Masks({n: m.whole(m.trainable) for n, m in self.masters.items()})
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, parameters: Iterable[nn.Parameter] | None = None) -> Tensor:
@@ -392,6 +424,7 @@ class Powerprop(Optimizer):
         return norm
 
     @torch.no_grad()
+    @_densely
     def slope(self, name: str) -> Tensor:
         """Ψ'(φ) = α|φ|^(α-1) of a weight, in its shape: what a gradient or a move of w is multiplied by to be one of φ.
 
@@ -402,6 +435,7 @@ class Powerprop(Optimizer):
         return self.masters[name].slope()
 
     @torch.no_grad()
+    @_densely
     def reset_state(self, name: str, where: Tensor) -> None:
         """Zero the base optimiser's memory (momentum, squares, …) of some entries of a weight."""
         for value in list(moments_of(self.base, name, self.masters[name].param, self.moments)):
@@ -410,6 +444,7 @@ class Powerprop(Optimizer):
     # --- saving -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @_densely
     def state_dict(self) -> dict[str, Any]:
         """The base optimiser's state dict, with masks, hidden weights and the sparsifier's state beside each weight."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
@@ -422,6 +457,7 @@ class Powerprop(Optimizer):
         return state
 
     @torch.no_grad()
+    @_densely
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken; a plain optimiser's state is taken too.
 
@@ -462,7 +498,3 @@ def _plain_step(base: Optimizer) -> Callable[..., Any]:
 def _trained(parameter: nn.Parameter, mask: Tensor | None) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad if mask is None else masked(parameter.grad, mask.to(parameter.grad.device))
-
-
-def _or_ones(mask: Tensor | None, param: Tensor) -> Tensor:
-    return torch.ones_like(param, dtype=torch.bool) if mask is None else mask.clone()

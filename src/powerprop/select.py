@@ -17,6 +17,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from powerprop.sparse.linear import SparseLinear
+
 __all__ = ["Where", "is_table", "is_weight", "matches", "name_patterns", "select"]
 
 Where = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -82,6 +84,11 @@ def select(model: nn.Module, where: Where | None = None) -> dict[str, nn.Paramet
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if computing := [n for n, m in model.named_modules() if isinstance(m, SparseLinear)]:
+        raise ValueError(
+            f"{_listed(computing)} compute sparsely and hold their active weights alone: call powerprop.densify(model) "
+            f"before weights are chosen"
+        )
     if where is None:
         chosen = _default(model)
     elif callable(where):

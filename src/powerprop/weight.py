@@ -6,6 +6,7 @@ back, and where the parameter has fewer than 32 bits, in which small moves would
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from powerprop.mask_entries import count, put_
+from powerprop.sparse.pattern import Pattern
 from powerprop.update import Move
 
 __all__ = ["NO_DECAY", "Frozen", "WeightState", "exchanging", "local", "masked", "seeing", "show"]
@@ -33,6 +35,7 @@ class WeightState:
     kept: θ in float32 at least, or None. Where the weight is active and differs from it, the weight is right.
     decay: fractions of θ that the next step takes off active weights and off the others.
     shrink: what the next step leaves of φ.
+    pattern: where in the layer these weights are, if the parameter holds some of them alone; masks and θ are of these.
     """
 
     def __init__(self, name: str, param: nn.Parameter, alpha: float) -> None:
@@ -40,6 +43,7 @@ class WeightState:
         self.active: Tensor | None = None
         self.trainable: Tensor | None = None
         self.kept: Tensor | None = None
+        self.pattern: Pattern | None = None
         self.decay = NO_DECAY
         self.shrink: float | Tensor = 1.0
         self._before: Tensor | None = None
@@ -72,6 +76,17 @@ class WeightState:
         """Ψ'(φ) = α|w|^(1-1/α): how much faster than with α = 1 a move of w is, as one of φ."""
         theta = self.theta()
         return torch.ones_like(theta) if self.alpha == 1 else theta.abs_().pow_(1 - 1 / self.alpha).mul_(self.alpha)
+
+    @property
+    def numel(self) -> int:
+        """How many weights the layer has, those that are not held included."""
+        return self.param.numel() if self.pattern is None else math.prod(self.pattern.shape)
+
+    def whole(self, mask: Tensor | None) -> Tensor:
+        """One of the masks, in the shape of the layer and in memory of its own."""
+        if self.pattern is not None:
+            return self.pattern.mask(mask)
+        return torch.ones_like(self.param, dtype=torch.bool) if mask is None else mask.clone()
 
     def trained_count(self) -> int:
         """How many weights are trained; counted once for each mask."""
@@ -183,10 +198,11 @@ class WeightState:
 
     def revive(self) -> None:
         """Zeros that grew under α = 1 get the smallest magnitude of the layer, downhill: α > 1 never moves a 0."""
-        if self.active is None:
+        if self.active is None and self.pattern is None:
             return
         value = self.weight
-        zero, alive = self.active & (value == 0), value[value != 0]
+        zero, alive = value == 0, value[value != 0]
+        zero = zero if self.active is None else zero & self.active
         down = torch.ones_like(value) if self.param.grad is None else self.param.grad.to(value.dtype).neg()
         self.put(zero, alive.abs().min().expand_as(down[zero]).copysign(down[zero]))
 

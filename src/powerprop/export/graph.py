@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from powerprop.reparam import fold
+from powerprop.sparse.linear import densify
 
 __all__ = ["Call", "UntraceableError", "inference_copy", "same", "trace"]
 
@@ -100,7 +101,9 @@ def _close(mine: Tensor, wanted: Tensor) -> bool:
 
 def inference_copy(model: nn.Module) -> nn.Module:
     """A copy of a model that only answers: evaluation mode, no gradients, the textbook form folded."""
-    return fold(copy.deepcopy(getattr(model, "_orig_mod", model))).eval().requires_grad_(False)
+    dense = copy.deepcopy(getattr(model, "_orig_mod", model))
+    densify(dense)
+    return fold(dense).eval().requires_grad_(False)
 
 
 # --- tracing ----------------------------------------------------------------------------------------------------------

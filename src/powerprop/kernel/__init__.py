@@ -1,4 +1,5 @@
-"""Compiled code for what no library has: Powerprop's update (`kernel.c`) and the exact k-th smallest number.
+"""Compiled code for what no library has: Powerprop's update and the exact k-th smallest number (`kernel.c`), and
+products with sparse matrices (`sparse.c`, called by `powerprop.sparse`).
 
 The library is built when the package is installed and found in the package's own folders; there is no compiler, cache
 or temporary folder at run time. Addresses are taken, checked and handed over within one call, and none is kept.
@@ -14,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,11 +26,19 @@ from torch.nn import Parameter
 if TYPE_CHECKING:
     from powerprop.update import Move
 
-__all__ = ["backend", "is_plain", "kth_smallest", "update"]
+__all__ = ["backend", "is_plain", "kth_smallest", "library", "loaded", "update"]
 
 _NAME = "libpowerprop.kernel.so"  # on every system; its dot keeps Python from taking it for a module
 _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
 _ROW = struct.Struct("6q4d")
+_BYTES, _AT, _LONG, _INT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_CALLS: tuple[tuple[str, list[Any], Any], ...] = (
+    ("update", [_BYTES, _LONG, _INT], None),
+    ("kth", [_AT, _LONG, _LONG], ctypes.c_float),
+    ("sparse_forward", [_BYTES, _BYTES, _AT, _AT, _AT, _AT, _LONG, _LONG, _INT, _INT], None),
+    ("sparse_backward", [_BYTES, _BYTES, _BYTES, _AT, _AT, _AT, _AT, _AT, _LONG, _LONG, _INT], None),
+    ("sparse_transpose", [_BYTES, _BYTES, _LONG, _LONG, _LONG, _AT, _AT, _AT], _INT),
+)
 
 
 @lru_cache(maxsize=1)
@@ -43,11 +52,11 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
         _check_whole(found[0])
         library = ctypes.CDLL(str(found[0]))
-        calls = library.powerprop_update, library.powerprop_kth
+        for name, arguments, result in _CALLS:
+            call = getattr(library, f"powerprop_{name}")
+            call.argtypes, call.restype = arguments, result
     except (OSError, AttributeError) as error:
         return None, f"torch: the compiled kernel cannot be used: {error}"
-    calls[0].argtypes, calls[0].restype = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int], None
-    calls[1].argtypes, calls[1].restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], ctypes.c_float
     return library, f"kernel: {found[0]} for float32 weights on a CPU, torch elsewhere"
 
 
@@ -63,6 +72,18 @@ def _check_whole(path: Path) -> None:
 def backend() -> str:
     """What moves the weights, and why, in one line."""
     return _loaded()[1]
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None where there are none or operations mean something else than to be done."""
+    return None if _interpreted() else _loaded()[0]
+
+
+def loaded() -> ctypes.CDLL:
+    """The compiled functions, where `library` has just found them."""
+    found = _loaded()[0]
+    assert found is not None
+    return found
 
 
 def kth_smallest(values: Tensor, k: int) -> float | None:

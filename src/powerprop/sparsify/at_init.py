@@ -40,9 +40,14 @@ class SNIP(Method):
     def begin(self, optimizer: Powerprop) -> None:
         """Dense until the first gradient is there."""
 
+    @property
+    def due(self) -> bool:
+        """True for the first step."""
+        return self.step == 0
+
     def needs_gradients(self, optimizer: Powerprop) -> bool:
         """Those of the first batch."""
-        return self.step == 0
+        return self.due
 
     def before_step(self, optimizer: Powerprop) -> bool:
         """The first step becomes the masking."""

@@ -109,6 +109,11 @@ class Method:
         for name, mask in self.top(scores).items():
             set_mask(optimizer, name, mask)
 
+    @property
+    def due(self) -> bool:
+        """True if the next step may move masks; these stay."""
+        return False
+
     def needs_gradients(self, optimizer: Powerprop) -> bool:
         """Masks that stay need none."""
         return False

@@ -67,10 +67,17 @@ class IterativePruning(Method):
         if rest := tuple(n for n in shapes if n not in counts):
             self.final[rest] = kept(sum(shapes[n].numel() for n in rest), self.sparsity)
 
+    @property
+    def due(self) -> bool:
+        """True if the next step ends with a pruning."""
+        return self._is_time(self.step + 1)
+
+    def _is_time(self, step: int) -> bool:
+        return step == self.last or (self.first < step < self.last and (step - self.first) % self.every == 0)
+
     def after_step(self, optimizer: Powerprop) -> None:
         """Prune when it is time; all layers are settled before the first one is changed."""
-        due = self.first < self.step < self.last and (self.step - self.first) % self.every == 0
-        if due or self.step == self.last:
+        if self._is_time(self.step):
             masks = [mask for names, final in self.final.items() for mask in self._masks(optimizer, names, final)]
             for name, mask in masks:
                 set_mask(optimizer, name, mask)

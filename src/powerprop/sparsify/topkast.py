@@ -96,12 +96,20 @@ class TopKAST(Method):
         assert mask is not None
         known = self.densities.get(master.name)
         if known is None or known[0]() is not mask:
-            known = self.densities[master.name] = (weakref.ref(mask), max(1, count(mask)) / mask.numel())
+            known = self.densities[master.name] = (weakref.ref(mask), max(1, count(mask)) / master.numel)
         return known[1]
+
+    @property
+    def due(self) -> bool:
+        """True if A and B are chosen anew after the next step."""
+        return self._is_time(self.step + 1)
+
+    def _is_time(self, step: int) -> bool:
+        return step % self.interval == 0 and (self.last is None or step < self.last)
 
     def after_step(self, optimizer: Powerprop) -> None:
         """Choose A and B anew when it is time."""
-        if self.step % self.interval == 0 and (self.last is None or self.step < self.last):
+        if self._is_time(self.step):
             self.refresh(optimizer)
 
     def refresh(self, optimizer: Powerprop) -> None:

@@ -1,0 +1,159 @@
+/* Products with sparse matrices, activations as [features, batch]: the unit of work is one weight times a contiguous batch.
+
+   Forward, each weight is one multiply-add of a row of x into sums that stay in registers. Backward, one pass over the
+   transposed pattern gives both gradients, because both read the same row of g = ∂L/∂y. Every row of the result belongs to
+   one thread, so that sums have one order whatever the number of threads. Vectors of 16 floats are split by the compiler
+   where registers are narrower. `sparse/pattern.py` and `sparse/products.py` check whatever arrives here. */
+
+#include <stdint.h>
+#include <string.h>
+#define INLINE static inline __attribute__((always_inline))
+#ifdef POWERPROP_CLONES /* CMakeLists.txt has tried it */
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+enum { LANES = 16, TILE = 4 };
+typedef float Lanes __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Bits __attribute__((vector_size(64), aligned(4)));
+typedef float Half __attribute__((vector_size(32), aligned(4)));
+typedef float Quarter __attribute__((vector_size(16), aligned(4)));
+
+INLINE Lanes load(const float *p) { Lanes v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store(float *p, Lanes v) { memcpy(p, &v, sizeof v); }
+INLINE float sum(Lanes v) {
+    Half h[2];
+    Quarter q[2];
+    memcpy(h, &v, sizeof v);
+    h[0] += h[1];
+    memcpy(q, h, sizeof q);
+    q[0] += q[1];
+    return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
+}
+
+/* Rows ptr[i] .. ptr[i + 1] of indices; `at` tells where in the values each one's is, NULL that they lie in this order. */
+typedef struct { const int32_t *ptr, *index, *at; } Rows;
+
+/* y[i] = b[i] + Σ v·x[index], for `wide` vectors of columns */
+INLINE void forward_tile(Rows p, const float *v, const float *x, float *y, const float *b, int64_t from, int64_t to,
+                         int64_t n, int relu, const int wide) {
+    for (int64_t i = from; i < to; i++) {
+        Lanes sums[TILE];
+        for (int r = 0; r < wide; r++) sums[r] = (Lanes){0} + (b ? b[i] : 0.0f);
+        for (int32_t k = p.ptr[i]; k < p.ptr[i + 1]; k++) {
+            const float *row = x + p.index[k] * n, w = v[k];
+            for (int r = 0; r < wide; r++) sums[r] += w * load(row + LANES * r);
+        }
+        for (int r = 0; r < wide; r++) {
+            if (relu) sums[r] = (Lanes)((Bits)sums[r] & ~(Bits)(sums[r] < 0)); /* NaN stays */
+            store(y + i * n + LANES * r, sums[r]);
+        }
+    }
+}
+
+/* dv (+)= x[j]·g[index] and, with dx, dx[j] = Σ v·g[index]; `fresh`: the lanes of the tile that no tile before had */
+INLINE void backward_tile(Rows p, const float *v, const float *x, const float *g, float *dx, float *dv, int64_t from,
+                          int64_t to, int64_t n, int add, Bits fresh, const int wide, const int both) {
+    for (int64_t j = from; j < to; j++) {
+        Lanes sums[TILE], here[TILE];
+        for (int r = 0; r < wide; r++) sums[r] = (Lanes){0}, here[r] = load(x + j * n + LANES * r);
+        if (wide == 1) here[0] = (Lanes)((Bits)here[0] & fresh);
+        for (int32_t k = p.ptr[j]; k < p.ptr[j + 1]; k++) {
+            const float *row = g + p.index[k] * n, w = both ? v[p.at[k]] : 0.0f;
+            Lanes dot = {0};
+            for (int r = 0; r < wide; r++) {
+                Lanes part = load(row + LANES * r);
+                dot += here[r] * part;
+                if (both) sums[r] += w * part;
+            }
+            float *out = dv + p.at[k];
+            *out = add ? *out + sum(dot) : sum(dot);
+        }
+        if (both) for (int r = 0; r < wide; r++) store(dx + j * n + LANES * r, sums[r]);
+    }
+}
+
+/* Tiles of 64, 32 and 16 columns; the last one overlaps the one before it where the batch is no multiple of 16. */
+CLONES static void forward_rows(Rows p, const float *v, const float *x, float *y, const float *b, int64_t from, int64_t to,
+                                int64_t n, int relu) {
+    int64_t c = 0;
+    for (; c + 64 <= n; c += 64) forward_tile(p, v, x + c, y + c, b, from, to, n, relu, 4);
+    if (c + 32 <= n) forward_tile(p, v, x + c, y + c, b, from, to, n, relu, 2), c += 32;
+    if (c + 16 <= n) forward_tile(p, v, x + c, y + c, b, from, to, n, relu, 1), c += 16;
+    if (c < n) forward_tile(p, v, x + n - 16, y + n - 16, b, from, to, n, relu, 1);
+}
+
+INLINE void backward_tiles(Rows p, const float *v, const float *x, const float *g, float *dx, float *dv, int64_t from,
+                           int64_t to, int64_t n, const int both) {
+    Bits all = ~(Bits){0}, last = all;
+    int64_t c = 0;
+    for (; c + 64 <= n; c += 64) backward_tile(p, v, x + c, g + c, dx + c, dv, from, to, n, c > 0, all, 4, both);
+    if (c + 32 <= n) backward_tile(p, v, x + c, g + c, dx + c, dv, from, to, n, c > 0, all, 2, both), c += 32;
+    if (c + 16 <= n) backward_tile(p, v, x + c, g + c, dx + c, dv, from, to, n, c > 0, all, 1, both), c += 16;
+    for (int l = 0; l < LANES - (n - c); l++) last[l] = 0;
+    c = n - 16;
+    if (n % 16) backward_tile(p, v, x + c, g + c, dx + c, dv, from, to, n, 1, last, 1, both);
+}
+CLONES static void backward_rows(Rows p, const float *v, const float *x, const float *g, float *dx, float *dv, int64_t from,
+                                 int64_t to, int64_t n) {
+    backward_tiles(p, v, x, g, dx, dv, from, to, n, 1);
+}
+CLONES static void gradient_rows(Rows p, const float *x, const float *g, float *dv, int64_t from, int64_t to, int64_t n) {
+    backward_tiles(p, NULL, x, g, dv, dv, from, to, n, 0);
+}
+
+/* The first row of a share: rows are shared out so that every thread has as many weights. */
+static int64_t share(const int32_t *ptr, int64_t rows, int64_t part, int64_t parts) {
+    int64_t goal = (ptr[rows] + rows) * part / parts, low = 0, high = rows;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (ptr[middle] + middle < goal) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* n, the batch, is at least 16. */
+void powerprop_sparse_forward(const int32_t *ptr, const int32_t *index, const float *v, const float *x, float *y,
+                              const float *b, int64_t rows, int64_t n, int relu, int threads) {
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
+    for (int t = 0; t < threads; t++)
+        forward_rows((Rows){ptr, index, NULL}, v, x, y, b, share(ptr, rows, t, threads), share(ptr, rows, t + 1, threads), n,
+                     relu);
+}
+
+/* The transposed pattern; dx may be NULL. */
+void powerprop_sparse_backward(const int32_t *ptr, const int32_t *index, const int32_t *at, const float *v, const float *x,
+                               const float *g, float *dx, float *dv, int64_t rows, int64_t n, int threads) {
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
+    for (int t = 0; t < threads; t++) {
+        int64_t from = share(ptr, rows, t, threads), to = share(ptr, rows, t + 1, threads);
+        if (dx) backward_rows((Rows){ptr, index, at}, v, x, g, dx, dv, from, to, n);
+        else gradient_rows((Rows){ptr, index, at}, x, g, dv, from, to, n);
+    }
+}
+
+/* Check rows of indices (pointers from 0 to count, never falling; indices inside, rising within a row) and transpose them.
+   0, or 1 for a pointer and 2 for an index that cannot be. */
+int powerprop_sparse_transpose(const int32_t *ptr, const int32_t *index, int64_t rows, int64_t columns, int64_t count,
+                               int32_t *turned_ptr, int32_t *turned_index, int32_t *at) {
+    if (ptr[0] != 0 || ptr[rows] != count) return 1;
+    for (int64_t i = 0; i < rows; i++)
+        if (ptr[i] > ptr[i + 1] || ptr[i + 1] > count) return 1;
+    memset(turned_ptr, 0, (size_t)(columns + 1) * sizeof *turned_ptr);
+    for (int64_t i = 0; i < rows; i++)
+        for (int32_t k = ptr[i]; k < ptr[i + 1]; k++) {
+            if (index[k] < 0 || index[k] >= columns || (k > ptr[i] && index[k] <= index[k - 1])) return 2;
+            turned_ptr[index[k] + 1]++;
+        }
+    for (int64_t j = 0; j < columns; j++) turned_ptr[j + 1] += turned_ptr[j];
+    for (int64_t i = 0; i < rows; i++) /* pointers run ahead by one row, and are put back */
+        for (int32_t k = ptr[i]; k < ptr[i + 1]; k++) {
+            int32_t to = turned_ptr[index[k]]++;
+            turned_index[to] = (int32_t)i, at[to] = k;
+        }
+    memmove(turned_ptr + 1, turned_ptr, (size_t)columns * sizeof *turned_ptr);
+    turned_ptr[0] = 0;
+    return 0;
+}
