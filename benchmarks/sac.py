@@ -16,7 +16,7 @@ from torch import nn
 
 from powerprop.continual import EfficientPackNet
 from powerprop_paper.rl import SAC, Settings
-from powerprop_paper.rl.policy import squashed
+from powerprop_paper.rl.networks import squashed
 from timing import best_times
 
 OBSERVATIONS, ACTIONS, ROWS = 39, 4, 5000

@@ -33,7 +33,7 @@ from powerprop_paper.experiments.split import (
 from powerprop_paper.packing import LogitsChangedError, Measures, OfImages, build, make_learner, make_stream, rate
 from powerprop_paper.pages import Page
 from powerprop_paper.run import Row, RunError
-from powerprop_paper.train.task_log import StepCount
+from powerprop_paper.train.log import StepCount
 
 STANDIN = Path(__file__).parent / "standin.py"
 METHOD = Method("efficient-packnet", 1.5)

@@ -30,18 +30,18 @@ from powerprop_paper.cli import main
 from powerprop_paper.experiments import world
 from powerprop_paper.experiments.world import EXPERIMENTS, METHODS, PRESETS, Measured, Method, bootstrap, make_agent
 from powerprop_paper.rl import SAC, Paused, Policy, Replay, Settings, Transitions, interact, success_rate
-from powerprop_paper.rl.checkpoint import agent_state, load_agent
-from powerprop_paper.rl.clips import clip, write_gif
 from powerprop_paper.rl.envs import (
     CONTINUAL_WORLD,
     OBSERVATIONS,
     MetaWorld,
     MissingMetaWorldError,
     RenderingError,
+    clip,
     task_name,
+    write_gif,
 )
-from powerprop_paper.rl.networks import TwinCritic
-from powerprop_paper.rl.policy import squashed
+from powerprop_paper.rl.loop import agent_state, load_agent
+from powerprop_paper.rl.networks import TwinCritic, squashed
 from powerprop_paper.run import Row, Rows, Run
 from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 

@@ -41,8 +41,8 @@ from powerprop_paper.settings import (
     require,
 )
 from powerprop_paper.train import MetricsLog, NonFiniteError, local_device
+from powerprop_paper.train.log import StepCount, TaskLog
 from powerprop_paper.train.precision import matmul_precision, precision_note
-from powerprop_paper.train.task_log import StepCount, TaskLog
 
 LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "packnet": "PackNet"}
 """Names in tables; EPN is the paper's short form of EfficientPackNet."""

@@ -27,8 +27,6 @@ from powerprop_paper import rl
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Image, lines
 from powerprop_paper.rl import SAC, Paused, interact, success_rate
-from powerprop_paper.rl.checkpoint import agent_state, load_agent
-from powerprop_paper.rl.clips import clip, write_gif
 from powerprop_paper.rl.envs import (
     ACTIONS,
     CONTINUAL_WORLD,
@@ -36,8 +34,11 @@ from powerprop_paper.rl.envs import (
     MetaWorld,
     MissingMetaWorldError,
     RenderingError,
+    clip,
     task_name,
+    write_gif,
 )
+from powerprop_paper.rl.loop import agent_state, load_agent
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import Count, EachOnce, Natural, Powers, Seeds, Settings, require
 from powerprop_paper.train import CheckpointError, MetricsLog, load_checkpoint, local_device, save_checkpoint

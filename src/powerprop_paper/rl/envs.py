@@ -1,12 +1,14 @@
-"""Tasks of Meta-World by name: a simulated robot arm, episodes of 200 steps, success at any of them."""
+"""Tasks of Meta-World by name: a simulated robot arm, episodes of 200 steps, success at any of them; clips of it."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "ACTIONS",
-    "CONTINUAL_WORLD",
-    "HORIZON",
-    "OBSERVATIONS",
-    "REWARDS",
-    "MetaWorld",
-    "MissingMetaWorldError",
-    "RenderingError",
-    "task_name",
-]
+from powerprop.files import write_atomically
+from powerprop_paper.rl.sac import SAC
 
 CONTINUAL_WORLD = ("hammer", "push-wall", "faucet-close", "push-back", "stick-pull", "handle-press-side")
 """The paper's six tasks, in its order."""
@@ -46,6 +39,17 @@ short: where hand, both objects and goal are: 12 numbers, as many and of the sam
 PICTURE = {"render_mode": "rgb_array", "camera_name": "corner3", "width": 160, "height": 120}
 ASSETS = ("bvh_", "hfield_", "mesh_", "skin_", "tex_")
 """The large arrays of MuJoCo's model, which no task changes."""
+
+
+EVERY = 4
+"""Steps between two frames of a clip."""
+DURATION = 80
+"""Milliseconds that a frame is shown: 80 steps are a second of the simulated arm."""
+AFTERWARDS = 40
+"""Steps that are shown after success: half a second."""
+COLOURS = 48
+
+Frame = NDArray[np.uint8]
 
 
 class MissingMetaWorldError(ImportError):
@@ -231,3 +235,27 @@ def _owned(array: NDArray[Any]) -> bool:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.base is None
+
+
+def clip(agent: SAC, environment: MetaWorld, task: int, seed: int) -> list[Frame]:
+    """The frames of one episode of the policy of a task, its most likely actions, up to a moment after success."""
+    observation, _ = environment.reset(seed=seed)
+    frames: list[Frame] = []
+    step, after, cut = 0, 0, False
+    with closing(environment):
+        while not cut and after <= AFTERWARDS:
+            if step % EVERY == 0:
+                frames.append(environment.frame())
+            observation, _, _, cut, info = environment.step(agent.act(observation, task))
+            step, after = step + 1, after + bool(after or info["success"])
+        return [*frames, environment.frame()]
+
+
+def write_gif(frames: list[Frame], path: Path) -> None:
+    """An animation that goes on for ever, written whole or not at all."""
+    from PIL import Image
+
+    pictures = [Image.fromarray(np.ascontiguousarray(frame)).quantize(COLOURS) for frame in frames]
+    content = io.BytesIO()
+    pictures[0].save(content, "GIF", save_all=True, append_images=pictures[1:], duration=DURATION, loop=0)
+    write_atomically(path, content.getvalue())

@@ -3,25 +3,12 @@
 from powerprop.training import NonFiniteError
 from powerprop_paper.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from powerprop_paper.train.distributed import local_device
-from powerprop_paper.train.evaluate import Score, accuracy_in, evaluate
 from powerprop_paper.train.fit import BatchSource, equal_rate, fit, triangle
-from powerprop_paper.train.log import MetricsLog, read_metrics
-from powerprop_paper.train.precision import Precision
+from powerprop_paper.train.log import MetricsLog, StepCount, TaskLog, read_metrics
+from powerprop_paper.train.precision import Precision, Score, accuracy_in, evaluate, matmul_precision, precision_note
 
 __all__ = [
-    "BatchSource",
-    "CheckpointError",
-    "MetricsLog",
-    "NonFiniteError",
-    "Precision",
-    "Score",
-    "accuracy_in",
-    "equal_rate",
-    "evaluate",
-    "fit",
-    "load_checkpoint",
-    "local_device",
-    "read_metrics",
-    "save_checkpoint",
-    "triangle",
-]
+    "BatchSource", "CheckpointError", "MetricsLog", "NonFiniteError", "Precision", "Score", "StepCount", "TaskLog",
+    "accuracy_in", "equal_rate", "evaluate", "fit", "load_checkpoint", "local_device", "matmul_precision",
+    "precision_note", "read_metrics", "save_checkpoint", "triangle",
+]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from powerprop.files import FileError
@@ -24,6 +24,7 @@ from powerprop_paper.train.precision import FULL, Precision
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = Callable[[int], float]
 
+NO_LOG = {"log": 0, "log_checksum": 0}
 SHOWN = 4
 """How many entries that differ between ranks an error names."""
 
@@ -39,24 +40,13 @@ class BatchSource(Protocol):
 
 
 def fit(
-    model: nn.Module,
-    optimizer: Optimizer,
-    batches: BatchSource,
-    steps: int,
-    *,
-    loss: Loss = functional.cross_entropy,
-    schedule: Schedule | None = None,
-    clip: float | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int = 1000,
-    log: MetricsLog | None = None,
-    log_every: int = 100,
-    evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
-    eval_every: int | None = None,
-    progress: Callable[[int, dict[str, float]], None] | None = None,
-    precision: Precision = FULL,
+    model: nn.Module, optimizer: Optimizer, batches: BatchSource, steps: int, *, loss: Loss = cross_entropy,
+    schedule: Schedule | None = None, clip: float | None = None, checkpoint: str | Path | None = None,
+    checkpoint_every: int = 1000, log: MetricsLog | None = None, log_every: int = 100,
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None, eval_every: int | None = None,
+    progress: Callable[[int, dict[str, float]], None] | None = None, precision: Precision = FULL,
     ranks: Ranks = ALONE,
-) -> None:
+) -> None:  # fmt: skip
     """Train `model` for `steps` steps; with a checkpoint on the disk, go on from there.
 
     Args:
@@ -79,7 +69,10 @@ def fit(
             checkpoint, so that the last good checkpoint is never overwritten.
         ValueError: the ranks do not start alike.
     """
-    _check_positive(steps=steps, checkpoint_every=checkpoint_every, log_every=log_every, eval_every=eval_every or 1)
+    counts = {"steps": steps, "checkpoint_every": checkpoint_every, "log_every": log_every, "eval_every": eval_every}
+    for name, number in counts.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
     if clip is not None and not 0 < clip < math.inf:
         raise ValueError(f"clip must be positive and finite, or None, got {clip}")
     device = next(model.parameters()).device
@@ -117,7 +110,9 @@ def fit(
                 _check_weights(model, step)
                 random = ranks.gather(_random_state(device))
                 if ranks.main:
-                    save_checkpoint(checkpoint, _state(parts, log, step) | {"random": random})
+                    position = {"log": log.position(), "log_checksum": log.checksum()} if log else NO_LOG
+                    states = {name: part.state_dict() for name, part in parts.items()}
+                    save_checkpoint(checkpoint, {"step": step, **position, **states, "random": random})
                 ranks.barrier()
         ranks.broadcast_buffers(model)
 
@@ -136,13 +131,9 @@ def _scheduled(optimizer: Optimizer, schedule: Schedule | None) -> Iterator[Call
 
 
 def _resume(
-    path: str | Path | None,
-    parts: dict[str, Any],
-    log: MetricsLog | None,
-    steps: int,
-    ranks: Ranks,
+    path: str | Path | None, parts: dict[str, Any], log: MetricsLog | None, steps: int, ranks: Ranks,
     device: torch.device,
-) -> int:
+) -> int:  # fmt: skip
     """Bring everything to the state of the checkpoint, if there is one, and return its step."""
     if path is None or not Path(path).exists():
         if log is not None:
@@ -167,13 +158,6 @@ def _resume(
         part.load_state_dict(state[name])
     _set_random_state(state["random"], ranks.rank, device)
     return step
-
-
-def _state(parts: dict[str, Any], log: MetricsLog | None, step: int) -> dict[str, Any]:
-    position, checksum = (0, 0) if log is None else (log.position(), log.checksum())
-    return {"step": step, "log": position, "log_checksum": checksum} | {
-        name: part.state_dict() for name, part in parts.items()
-    }
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:
@@ -205,8 +189,9 @@ def _check_alike(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
     found = ranks.gather(marks)
     names = dict.fromkeys(name for each in found for name in each)
     if differing := [name for name in names if len({each.get(name) for each in found}) > 1]:
+        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ValueError(
-            f"the ranks must start alike, but {_listed(differing)} differ between them; "
+            f"the ranks must start alike, but {', '.join(differing[:SHOWN])}{more} differ between them; "
             "seed every rank alike, or broadcast the weights before the optimiser is made"
         )
 
@@ -219,18 +204,10 @@ def _marks(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, (list, tuple)):
         yield from _marks(name, dict(enumerate(value)))
     elif isinstance(value, Tensor):
-        yield name, f"{tuple(value.shape)} {_checksum(value)}"
+        checksum = zlib.crc32(value.detach().cpu().flatten().view(torch.uint8).numpy().data)
+        yield name, f"{tuple(value.shape)} {checksum}"
     elif value is None or isinstance(value, (bool, int, float, str)):
         yield name, repr(value)
-
-
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _due(step: int, steps: int, every: int | None) -> bool:
@@ -241,12 +218,6 @@ def _check_weights(model: nn.Module, step: int) -> None:
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise NonFiniteError(f"{name} has NaN or infinite values after step {step}; a lower learning rate may help")
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
 
 
 def triangle(done: float, peak: float) -> float:

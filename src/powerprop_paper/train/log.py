@@ -1,4 +1,4 @@
-"""Metrics as JSON lines, and to TensorBoard when asked."""
+"""Metrics as JSON lines, in step with what is saved of a training or a learner, and to TensorBoard when asked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from powerprop.continual import Strategy
 from powerprop.files import FileError, naming
 
 TENSORBOARD = "POWERPROP_TENSORBOARD"
+RECORD = "metrics"
+"""Where a learner keeps how much of the log belongs to the tasks that it knows."""
 
 
 class MetricsLog:
@@ -111,3 +114,49 @@ def _summary_writer_class() -> Any:
     except ImportError:
         raise ImportError("TensorBoard is not installed: pip install 'powerprop[tensorboard]'") from None
     return SummaryWriter
+
+
+class TaskLog:
+    """Lines of a learner that goes from task to task; one that was saved and goes on has the lines up to there.
+
+    steps: of one task, all its phases together.
+    """
+
+    def __init__(self, log: MetricsLog, learner: Strategy, steps: int) -> None:
+        self.log, self.learner, self.steps = log, learner, steps
+        self.resumed = False
+
+    def write(self, step: int, **values: float) -> None:
+        """One line about a step of the current task."""
+        self._resume()
+        self.log.write(self.learner.current * self.steps + step, **values)
+
+    def end_task(self, **values: float) -> None:
+        """What was measured after a task, which is the learner's last one now; before the learner is saved."""
+        self.write(0, **values)
+        self.learner.records[RECORD] = [self.log.position(), self.log.checksum()]
+
+    def other_records(self) -> dict[str, Any]:
+        """The learner's records without that of the log, once all is learned and the log is as the learner knows it."""
+        self._resume()  # a learner that was saved after its last task has not written anything
+        return {name: value for name, value in self.learner.records.items() if name != RECORD}
+
+    def _resume(self) -> None:
+        """Take up the log where the learner was saved: when it is first needed, since the learner is loaded by then."""
+        if not self.resumed:
+            self.log.rewind(*self.learner.records.get(RECORD, (0, 0)))
+            self.resumed = True
+
+
+class StepCount:
+    """Steps of a task from its first on, over all phases: training, each pruning on the way, retraining."""
+
+    def __init__(self) -> None:
+        self.phase, self.step, self.before = "", 0, 0
+
+    def after(self, phase: str, step: int) -> int:
+        """How many steps of the task are done when so many of a phase are."""
+        if phase != self.phase or step <= self.step:
+            self.before = 0 if phase == "training" else self.before + self.step
+        self.phase, self.step = phase, step
+        return self.before + step

@@ -49,8 +49,8 @@ from powerprop_paper.report import Mean, Point, scatter
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run
 from powerprop_paper.settings import Count, EachOnce, Natural, Positive, Range, Seeds, Settings, require
 from powerprop_paper.train import MetricsLog, NonFiniteError, local_device
+from powerprop_paper.train.log import TaskLog
 from powerprop_paper.train.precision import matmul_precision, precision_note
-from powerprop_paper.train.task_log import TaskLog
 
 SHOWN = {"JointTraining": "Joint", "AGEM": "A-GEM", "ICaRL": "iCaRL"}
 """Methods that readers know by another name than their class."""
