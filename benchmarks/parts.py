@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from powerprop_paper.report.bars import Bars, bars
+from powerprop_paper.report.charts import Bars, bars
 from powerprop_paper.report.curve import Curve
 from powerprop_paper.report.figures import lines
-from powerprop_paper.report.image import Image
-from powerprop_paper.report.mean import Mean
+from powerprop_paper.report.style import Image
+from powerprop_paper.report.table import Mean
 
 SERIES = (2.0, 1.0, 3.0, 5.0, 1.25, 4.0)
 """Reports tell α apart by colours; here these tell other series apart as well."""

@@ -198,8 +198,8 @@ def draw_all(folder: Path) -> list[Image]:
         report.lines(methods, folder / "logs.svg", "Logs", "sparsity", "seconds", logx=True, logy=True),
         report.heatmap(matrix, folder / "small.svg", "Matrix"),
         report.heatmap(np.full((30, 40), 0.5), folder / "large.svg", "Matrix"),
-        report.bars(["SET", "RigL"], series, folder / "bars.svg", "Bars", "accuracy", percent=True),
-        report.bars(["SET", "RigL"], series, folder / "dots.svg", "Dots", "accuracy", zoom=True, paper=[None, 0.9]),
+        report.bars(["SET", "RigL"], series, folder / "bars.svg", "Bars", "accuracy"),
+        report.bars(["SET", "RigL"], series, folder / "dots.svg", "Dots", "accuracy", zoom=True),
     ]
 
 
@@ -306,7 +306,6 @@ def test_dashes_are_never_data(tmp_path: Path) -> None:
         (lambda p: report.heatmap([[math.nan]], p, "t"), "no finite value"),
         (lambda p: report.bars([], [], p, "t", "x"), "needs labels and series, got 0 and 0"),
         (lambda p: report.bars(["a"], [Bars("s", 1, [])], p, "t", "x"), "series 's' has 0 means, expected 1"),
-        (lambda p: report.bars(["a"], [Bars("s", 1, [None])], p, "t", "x", paper=[]), "paper has 0 values, expected 1"),
         (lambda p: report.scatter([], p, "t", "x", "y"), "figure 't' needs at least one point"),
         (lambda p: report.scatter([Point("EWC", 0, Mean.of([1]))], p, "t", "x", "y", logx=True), "positive x, got 0"),
         (lambda p: report.pruning_curves([curve()], p.with_suffix(".pdf"), "t"), "written as .svg, got"),

@@ -24,14 +24,13 @@ MARKED_POINTS = 24
 class Curve:
     """Repetitions of one measurement.
 
-    Args:
-        label: what the reader sees.
-        alpha: decides colour and marker where powers are compared; None where they are not.
-        x: (points,) positions.
-        values: (seeds, points) measurements, or (points,) for a single run.
-        method: decides colour and marker where methods are compared, see `palette.METHODS`.
-        plain: the plain one of two curves of the same colour: a method without Powerpropagation, Adam without virtual
-            targets, a pruned network as it is. Its line is thin and its markers are hollow.
+    label: what the reader sees.
+    alpha: decides colour and marker where powers are compared; None where they are not.
+    x: (points,) positions.
+    values: (seeds, points) measurements, or (points,) for a single run.
+    method: decides colour and marker where methods are compared, see `palette.METHODS`.
+    plain: the plain one of two curves of the same colour: a method without Powerpropagation, Adam without virtual
+        targets, a pruned network as it is. Its line is thin and its markers are hollow.
     """
 
     label: str
@@ -44,10 +43,8 @@ class Curve:
     def __post_init__(self) -> None:
         x, values = np.asarray(self.x, np.float64), np.atleast_2d(np.asarray(self.values, np.float64))
         if x.ndim != 1 or values.ndim != 2 or values.shape[1] != len(x) or values.size == 0:
-            raise ValueError(
-                f"curve {self.label!r}: values must be (seeds, {x.size}) to match x of shape {x.shape}, "
-                f"got {np.shape(self.values)}"
-            )
+            wanted = f"values must be (seeds, {x.size}) to match x of shape {x.shape}"
+            raise ValueError(f"curve {self.label!r}: {wanted}, got {np.shape(self.values)}")
         if not (np.isfinite(x).all() and np.isfinite(values).all()):
             raise ValueError(f"curve {self.label!r}: x and values must be finite")
         order = np.argsort(x, kind="stable")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from powerprop_paper.report import palette, style
 from powerprop_paper.report.curve import Curve, draw, in_words, require_curves, require_fractions
-from powerprop_paper.report.image import Image
 from powerprop_paper.report.labels import end_labels, room_for
+from powerprop_paper.report.style import Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 KEPT_TICKS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 TICKED_POINTS = 12
 """An axis of fractions, or a logarithmic one, with at most this many positions has a tick at each."""
+ACROSS = 5
+"""Panels side by side."""
+ROOM, LEAST = 0.06, 0.02
+"""Room above the largest value, as a fraction of a panel's height; its least height, as one of the largest value."""
 
 
 def pruning_curves(
@@ -28,16 +32,15 @@ def pruning_curves(
 ) -> Image:  # fmt: skip
     """A fraction against the fraction of weights kept, dense on the left (the paper's figures 2 a and b, 3 a and b).
 
-    Args:
-        highlight: a range of weights kept to shade, such as the one that the text averages over.
+    highlight: a range of weights kept to shade, such as the one that the text averages over.
     """
     require_curves(curves, title)
     require_fractions(curves)
     for curve in curves:
-        if curve.positions[0] <= 0 or curve.positions[-1] > 1:
+        low, high = curve.positions[0], curve.positions[-1]
+        if low <= 0 or high > 1:
             raise ValueError(
-                f"curve {curve.label!r}: weights kept must be fractions in (0, 1], "
-                f"got {curve.positions[0]:g} to {curve.positions[-1]:g}"
+                f"curve {curve.label!r}: weights kept must be fractions in (0, 1], got {low:g} to {high:g}"
             )
     figure = sized(curves, 7.4, 4.3)
     axes = style.dress(figure.add_subplot(), title, xlabel, ylabel)
@@ -174,4 +177,76 @@ def _changes(axes: Axes, true: Sequence[float], noticed: Sequence[float]) -> Non
     axes.plot(
         noticed, [1.0] * len(noticed), "v", color=palette.ACCENT, markersize=6, transform=axes.get_xaxis_transform(),
         clip_on=False, zorder=4,
+    )  # fmt: skip
+
+
+def panels(
+    curves: Mapping[str, Sequence[Curve]], path: str | Path, title: str, xlabel: str, ylabel: str,
+    span: float | None = None, caption: str = "",
+) -> Image:  # fmt: skip
+    """A small figure for each name, with a scale of its own, and one key for all.
+
+    Args:
+        curves: of every panel by its name.
+        span: a panel shows at most so much below its largest value, and curves that fall lower leave it: one that does
+            much worse than the others would make them one line. By default all is shown.
+    """
+    for name, each in curves.items():
+        require_curves(each, name)
+    down, across = -(-len(curves) // ACROSS), min(ACROSS, len(curves))
+    figure = style.figure(0.6 + 2.0 * across, 1.0 + 1.8 * down)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=palette.INK)
+    last = max(float(curve.positions[-1]) for each in curves.values() for curve in each)
+    for number, (name, each) in enumerate(curves.items()):
+        below, left = number + ACROSS >= len(curves), number % ACROSS == 0
+        axes = figure.add_subplot(down, across, number + 1)
+        style.dress(axes, "", xlabel if below else "", ylabel if left else "")
+        axes.set_title(name, loc="left", fontsize=9.5, color=palette.INK, pad=4)
+        _draw_panel(axes, each, span)
+        axes.set_xlim(1, max(last, 2))
+        axes.locator_params(axis="x", integer=True, nbins=5)
+    _key(figure, list({curve.label: curve for each in curves.values() for curve in each}.values()))
+    ends = "; ".join(
+        f"{name}: {', '.join(f'{c.label} {c.mean[-1]:.4g}' for c in each)}" for name, each in curves.items()
+    )
+    return Image(
+        style.save(figure, path), f"{title}: {ylabel} against {xlabel}. At the end {ends}.", caption, wide=True
+    )
+
+
+def _draw_panel(axes: Axes, curves: Sequence[Curve], span: float | None) -> None:
+    """Mean lines with few markers; in so small a figure bands would hide each other."""
+    for curve in curves:
+        single = len(curve.positions) == 1
+        axes.plot(curve.positions, curve.mean, zorder=2.5 if curve.plain else 3, **_panel_look(curve, single))
+    largest = max(float(curve.mean.max()) for curve in curves)
+    smallest = min(float(curve.mean.min()) for curve in curves)
+    height = largest - smallest if span is None else min(span, largest - smallest)
+    height = max(height, LEAST * abs(largest), 1e-9)
+    axes.set_ylim(largest - (1 + ROOM) * height, largest + ROOM * height)
+    axes.locator_params(axis="y", nbins=5)
+    axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def _panel_look(curve: Curve, marked: bool) -> dict[str, Any]:
+    colour, marker = curve.look
+    return {
+        "color": colour, "linewidth": 1.0 if curve.plain else 1.9, "marker": marker, "markersize": 4,
+        "markevery": [0] if marked else [0, -1], "markeredgewidth": 1.0 if curve.plain else 0.5,
+        "markerfacecolor": palette.PAPER if curve.plain else colour,
+        "markeredgecolor": colour if curve.plain else palette.PAPER, "solid_capstyle": "round",
+    }  # fmt: skip
+
+
+def _key(figure: Figure, curves: Sequence[Curve]) -> None:
+    """The names of all curves below the panels."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], label=curve.label, **(_panel_look(curve, True) | {"markevery": None})) for curve in curves
+    ]
+    columns = min(len(curves), ACROSS)
+    figure.legend(
+        handles=handles, loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=palette.INK,
+        handlelength=2.2, columnspacing=1.6,
     )  # fmt: skip

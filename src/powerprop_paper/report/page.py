@@ -116,7 +116,7 @@ def markdown(summary: Summary, notes: bool = False) -> str:
     """The page of a run."""
     settings = {"preset": summary["preset"], **summary["config"]}
     parts = [
-        f"# {summary['title']}", _headline_row(summary["headline"], HEADLINE), summary["intro"], summary["paper"],
+        f"# {summary['title']}", headline_row(summary["headline"], HEADLINE), summary["intro"], summary["paper"],
         f"```\n{summary['command']}\n```", *(part for each in summary["sections"] for part in _section(each)),
         "[Notes on this experiment](notes.md)" if notes else "", "## Settings",
         ", ".join(f"{name} {_short(value)}" for name, value in settings.items()),
@@ -136,7 +136,8 @@ def _section(section: Mapping[str, Any]) -> Iterable[str]:
     yield from (Table.from_data(each).to_markdown() for each in section["tables"])
 
 
-def _headline_row(headline: Mapping[str, str] | None, before: str) -> str:
+def headline_row(headline: Mapping[str, str] | None, before: str) -> str:
+    """A headline as the row of a table, with what stands before it; nothing if there is none."""
     if headline is None:
         return ""
     return f"{before}| {' | '.join(_cell(headline[name]) for name in Headline._fields)} |"
@@ -171,5 +172,5 @@ def _index_row(docs: Path, name: str) -> str:
     """The title of a page as a link, and its headline."""
     summary = read_json(docs / name / "summary.json")
     claim = "proves that it runs" if summary.get("preset") == SMOKE else ""
-    row = _headline_row(summary.get("headline"), "") or f"| {claim} |  |  |"
+    row = headline_row(summary.get("headline"), "") or f"| {claim} |  |  |"
     return f"| [{summary['title']}]({name}/README.md) {row}"

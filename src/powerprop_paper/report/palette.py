@@ -19,62 +19,33 @@ from powerprop.continual import STRATEGIES
 from powerprop.sparsify import DSR, SET, SNFS, SNIP, IterativePruning, RigL, Static
 from powerprop.sparsify import Method as Sparsifier
 
-INK = "#1f2328"
-MUTED = "#667085"
-AXIS = "#98a2b3"
-GRID = "#e4e7ec"
-SHADE = "#f2f4f7"
-PAPER = "#ffffff"
-ON_DARK = "#fdfdfd"
-ON_LIGHT = "#101010"
+INK, MUTED, AXIS, GRID, SHADE, PAPER = "#1f2328", "#667085", "#98a2b3", "#e4e7ec", "#f2f4f7", "#ffffff"
+ON_DARK, ON_LIGHT = "#fdfdfd", "#101010"
 """Text on coloured ground, which is the same on light and dark pages."""
 
-BASELINE = "#4a4a4a"
-ACCENT = "#c2410c"
+BASELINE, ACCENT = "#4a4a4a", "#c2410c"
 
 NEUTRALS = {
-    INK: "#e6e9ee",
-    MUTED: "#98a2b3",
-    AXIS: "#667085",
-    GRID: "#2b323c",
-    SHADE: "#1f252e",
-    PAPER: "#181d24",
-    ON_DARK: ON_DARK,
-    ON_LIGHT: ON_LIGHT,
-}
+    INK: "#e6e9ee", MUTED: "#98a2b3", AXIS: "#667085", GRID: "#2b323c", SHADE: "#1f252e", PAPER: "#181d24",
+    ON_DARK: ON_DARK, ON_LIGHT: ON_LIGHT,
+}  # fmt: skip
 """Tones of a light page and what they are on a dark one."""
 
 WHITENED = 0.42
 """How much white every other colour gets on a dark page."""
 
 ALPHA_COLOURS: dict[float, str] = {
-    1.125: "#662d00",
-    1.25: "#6706c1",
-    1.375: "#2e02ff",
-    1.5: "#0f6fbc",
-    1.75: "#6986a3",
-    2.0: "#0088ed",
-    3.0: "#2a9c39",
-    4.0: "#6ba600",
-    5.0: "#b29089",
-}
+    1.125: "#662d00", 1.25: "#6706c1", 1.375: "#2e02ff", 1.5: "#0f6fbc", 1.75: "#6986a3", 2.0: "#0088ed",
+    3.0: "#2a9c39", 4.0: "#6ba600", 5.0: "#b29089",
+}  # fmt: skip
 """The α of the paper: lightness rises with α (so the order survives colour blindness and grey print)."""
 
 BEYOND: tuple[float, str] = (10.0, "#d49a6a")
 """Where the colours end: larger α share this one."""
 
 ALPHA_MARKERS: dict[float, str] = {
-    1.0: "o",
-    1.125: "<",
-    1.25: ">",
-    1.375: "p",
-    1.5: "d",
-    1.75: "h",
-    2.0: "s",
-    3.0: "D",
-    4.0: "^",
-    5.0: "v",
-}
+    1.0: "o", 1.125: "<", 1.25: ">", 1.375: "p", 1.5: "d", 1.75: "h", 2.0: "s", 3.0: "D", 4.0: "^", 5.0: "v",
+}  # fmt: skip
 """A second cue beside colour."""
 
 GREY, SLATE, OCHRE, GREEN, VIOLET = BASELINE, "#3b6e93", "#9b5e07", "#00b058", "#8726ab"
@@ -101,43 +72,21 @@ METHODS: dict[str, Look] = {
     # sparse training
     "Dense": Look(GREY, "o"),
     **{kind.label: _look(kind.look) for kind in (Static, SNIP, SET, DSR, SNFS, RigL, IterativePruning)},
-    "Top-KAST, 0% backward": Look(ORANGE, "h"),
-    "Top-KAST, 50% backward": Look(OCHRE, "h"),
+    "Top-KAST, 0% backward": Look(ORANGE, "h"), "Top-KAST, 50% backward": Look(OCHRE, "h"),
     "One-shot pruning": Look(MAROON, "X"),
     # continual learning
-    "Naive": Look(GREY, "v"),
-    "Joint": Look(GREY, "*"),
-    "PerfectMemory": Look(GREY, "P"),
-    "EWC": Look(AZURE, "o"),
-    "Laplace": Look(SLATE, "s"),
-    "SI": Look(INDIGO, "^"),
-    "MAS": Look(VIOLET, "v"),
-    "LwF": Look(GREEN, "<"),
-    "ER": Look(ORANGE, "o"),
-    "DER": Look(ORANGE, "^"),
-    "DERpp": Look(ORANGE, "<"),
-    "iCaRL": Look(ORANGE, "P"),
-    "GEM": Look(OCHRE, "s"),
-    "A-GEM": Look(MAROON, "v"),
-    "DGR": Look(VIOLET, "p"),
-    "RtF": Look(MAROON, "p"),
-    "OWM": Look(SLATE, "d"),
-    "GPM": Look(INDIGO, "d"),
-    "HAT": Look(OCHRE, "D"),
-    "VCL": Look(GREEN, "h"),
-    "SupSup": Look(AZURE, "X"),
-    "PackNet": Look(ORANGE, "D"),
-    "EfficientPackNet": Look(GREEN, "D"),
+    "Naive": Look(GREY, "v"), "Joint": Look(GREY, "*"), "PerfectMemory": Look(GREY, "P"), "EWC": Look(AZURE, "o"),
+    "Laplace": Look(SLATE, "s"), "SI": Look(INDIGO, "^"), "MAS": Look(VIOLET, "v"), "LwF": Look(GREEN, "<"),
+    "ER": Look(ORANGE, "o"), "DER": Look(ORANGE, "^"), "DERpp": Look(ORANGE, "<"), "iCaRL": Look(ORANGE, "P"),
+    "GEM": Look(OCHRE, "s"), "A-GEM": Look(MAROON, "v"), "DGR": Look(VIOLET, "p"), "RtF": Look(MAROON, "p"),
+    "OWM": Look(SLATE, "d"), "GPM": Look(INDIGO, "d"), "HAT": Look(OCHRE, "D"), "VCL": Look(GREEN, "h"),
+    "SupSup": Look(AZURE, "X"), "PackNet": Look(ORANGE, "D"), "EfficientPackNet": Look(GREEN, "D"),
     "Frugal EfficientPackNet": Look(VIOLET, ">"),
     # task inference
-    "exhaustive": Look(SLATE, "o"),
-    "shortlist": Look(ORANGE, "s"),
-    "oneshot": Look(VIOLET, "^"),
-    "binary": Look(GREEN, "v"),
-    "shortlist, means per class": Look(ORANGE, ">"),
-    "oneshot-superfluous": Look(VIOLET, "P"),
-    "binary-superfluous": Look(GREEN, ">"),
-}
+    "exhaustive": Look(SLATE, "o"), "shortlist": Look(ORANGE, "s"), "oneshot": Look(VIOLET, "^"),
+    "binary": Look(GREEN, "v"), "shortlist, means per class": Look(ORANGE, ">"),
+    "oneshot-superfluous": Look(VIOLET, "P"), "binary-superfluous": Look(GREEN, ">"),
+}  # fmt: skip
 """Methods by the name that readers see, without Powerpropagation; sparse-training methods say it themselves."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,21 @@ FONTS: tuple[str, ...] = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans",
 
 DASHES = (0, (3, 3))
 """Of what data is held against; data is never dashed."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An SVG file or a GIF clip, what it shows (for those who do not see it), a caption; ``wide`` takes the width of
+    the page."""
+
+    path: Path
+    alt: str
+    caption: str = ""
+    wide: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.alt.strip():
+            raise ValueError(f"picture {str(self.path)!r} needs an alt text that says what it shows, got none")
 
 
 class MissingMatplotlibError(ImportError):

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from powerprop_paper.report import palette, style
-from powerprop_paper.report.image import Image
 from powerprop_paper.report.labels import Array
+from powerprop_paper.report.style import Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,24 +55,21 @@ def weight_change_stats(before: ArrayLike, after: ArrayLike, survives: ArrayLike
 
 def weight_change(
     before: ArrayLike, after: ArrayLike, survives: ArrayLike, path: str | Path, title: str,
-    limit: float | None = None, points: int = 10_000, seed: int = 0,
-    caption: str = "",
+    limit: float | None = None, points: int = 10_000, caption: str = "",
 ) -> Image:  # fmt: skip
     """Scatter of weights before and after training with the survivors of pruning and the marginal densities.
 
-    Args:
-        before, after: the same weights before and after training, any shape.
-        survives: True where the weight is kept by pruning after training.
-        limit: axes from -limit to limit, to compare two figures; by default what holds 99.9% of the weights.
-        points: weights drawn at random (all if there are fewer); the stated numbers are of all weights.
-        seed: of that choice.
+    before, after: the same weights before and after training, any shape.
+    survives: True where the weight is kept by pruning after training.
+    limit: axes from -limit to limit, to compare two figures; by default what holds 99.9% of the weights.
+    points: weights drawn at random (all if there are fewer); the stated numbers are of all weights.
     """
     first, last, kept = _checked(before, after, survives)
     stats = weight_change_stats(first, last, kept)
     limit = float(np.quantile(np.abs(np.concatenate([first, last])), 0.999)) * 1.05 if limit is None else limit
     if not limit > 0:
         raise ValueError(f"limit must be positive, got {limit} for {title!r}")
-    chosen = np.random.default_rng(seed).permutation(len(first))[:points]
+    chosen = np.random.default_rng(0).permutation(len(first))[:points]
     first, last, kept = first[chosen], last[chosen], kept[chosen]
 
     figure = style.figure(5.6, 5.6)
