@@ -20,11 +20,10 @@ from rich.console import Console
 import toys
 from powerprop.files import FileError, read_sealed_json, write_sealed_json
 from powerprop_paper import run as harness
-from powerprop_paper.folder import LAYOUT, folder_name, locked, remove_run
+from powerprop_paper.folder import LAYOUT, changes, folder_name, locked, merged, remove_run
 from powerprop_paper.report import Mean
 from powerprop_paper.run import JobsFailedError, Row, Rows, RunError
 from powerprop_paper.train.distributed import Ranks
-from powerprop_paper.versions import changes, merged
 from toys import BREAK, Config, files, ran, rows_of, run_of
 
 JOB = "jobs/train/alpha=1,seed=0"

@@ -20,12 +20,12 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 import tyro
 from rich.console import Console
 
-from powerprop.cli import did_you_mean
-from powerprop_paper.errors import exit_code
+from powerprop.cli import did_you_mean, ended, fail
+from powerprop_paper.data import DataCorrupt, DataNotFound
+from powerprop_paper.display import accept_every_character, print_table, say
 from powerprop_paper.experiments.catalogue import FAMILIES, find
-from powerprop_paper.output import accept_every_character, print_table, say
 from powerprop_paper.pages import write
-from powerprop_paper.report.style import matplotlib
+from powerprop_paper.report.style import MissingMatplotlibError, matplotlib
 from powerprop_paper.report.table import Table
 from powerprop_paper.run import Experiment, JobsFailedError, Run, RunError
 from powerprop_paper.settings import expected
@@ -33,6 +33,8 @@ from powerprop_paper.train.distributed import leave, process_group, under_torchr
 from powerprop_paper.train.log import TENSORBOARD, tensorboard_wanted
 
 T = TypeVar("T")
+INPUT_ERRORS = (RunError, DataNotFound, DataCorrupt, MissingMatplotlibError)
+"""What the user can put right: shown as one line."""
 PRESET = "cpu"
 """The preset unless another is asked for."""
 
@@ -71,6 +73,30 @@ def _ended(command: Callable[[], object]) -> int:
     return code
 
 
+def exit_code(command: Callable[[], object]) -> int:
+    """Run a command; 0, or the exit code for its error: 1 if jobs failed, else as `powerprop.cli.ended` has it."""
+    try:
+        return ended(command, INPUT_ERRORS)
+    except JobsFailedError as error:
+        return fail(1, *failed_lines(error))
+    except SystemExit as error:
+        if not error.code:  # tyro has shown its help, of which some may not be written yet
+            return ended(lambda: None, INPUT_ERRORS)
+        if not isinstance(error.__context__, BrokenPipeError):  # by which rich ends a program that nobody reads
+            raise
+        return fail(1, "error: standard output: its reader has gone; the same command goes on from here")
+
+
+def failed_lines(error: JobsFailedError) -> list[str]:
+    """A traceback for each job that the program failed, a line for each that a file or the machine failed, the sum."""
+    failures = error.failures
+    lines = [f"--- {key}\n{failure.traceback}" for key, failure in failures.items() if failure.traceback]
+    lines += [f"error: {key}: {failure.line}" for key, failure in failures.items() if not failure.traceback]
+    if len(failures) > 1 or lines[0].startswith("---"):
+        return [*lines, f"error: {error}"]
+    return [f"{lines[0]}; the same command goes on from here"]
+
+
 def _call(arguments: list[str]) -> None:
     """The command that is asked for."""
     from powerprop_paper.commands import COMMANDS
@@ -93,7 +119,11 @@ def run_experiment(experiment: Experiment, options: Options, config: Any) -> Non
     """Run an experiment, write its page, and show its first table."""
     if options.tensorboard:
         os.environ[TENSORBOARD] = "1"
-    _check_installed()
+    matplotlib()  # what is not installed is said before the work
+    try:
+        tensorboard_wanted()
+    except ImportError as error:
+        raise RunError(str(error)) from None
     out, console = options.out or own_folder(Path("runs"), experiment, options.preset), Console()
     run = Run(
         experiment, options.preset, config, out, workers=options.workers, console=console, fresh=options.fresh
@@ -115,15 +145,6 @@ def run_experiment(experiment: Experiment, options: Options, config: Any) -> Non
 def own_folder(out: Path, experiment: Experiment, preset: str) -> Path:
     """Where a run lives unless one says otherwise: `powerprop results` finds what `powerprop run` did."""
     return out / f"{experiment.name}-{preset}"
-
-
-def _check_installed() -> None:
-    """What is not installed is said before the work."""
-    matplotlib()
-    try:
-        tensorboard_wanted()
-    except ImportError as error:
-        raise RunError(str(error)) from None
 
 
 # Reading a command line.

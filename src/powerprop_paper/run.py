@@ -19,7 +19,7 @@ from rich.console import Console
 
 from powerprop.files import FileError, sha256, sweep, write_json, write_sealed_json
 from powerprop_paper.data import DataCorrupt
-from powerprop_paper.display import Display, display_for
+from powerprop_paper.display import Display, display_for, say
 from powerprop_paper.folder import (
     CONFIG,
     JOBS,
@@ -27,8 +27,10 @@ from powerprop_paper.folder import (
     ROW,
     TIMES,
     RunError,
+    Versions,
     advice,
     begin_row,
+    changes,
     check_removable,
     check_same,
     folder_name,
@@ -36,14 +38,13 @@ from powerprop_paper.folder import (
     read_row,
     read_times,
     remove_run,
+    versions,
     write_row,
 )
-from powerprop_paper.output import say
 from powerprop_paper.pool import Failure, Outcome, Progress, Work, default_workers, run_all
 from powerprop_paper.report import Mean
-from powerprop_paper.train.checkpoint import CheckpointError
 from powerprop_paper.train.distributed import Ranks, current_ranks, is_main
-from powerprop_paper.versions import Versions, changes, versions
+from powerprop_paper.train.fit import CheckpointError
 
 if TYPE_CHECKING:
     from powerprop_paper.pages import Page

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from powerprop_paper.report import palette, style
+from powerprop_paper.report.curve import Array, Named, point_labels
 from powerprop_paper.report.figures import number_text, percent_text
-from powerprop_paper.report.labels import Array, Named, point_labels
 from powerprop_paper.report.palette import Look, alpha_look, method_look
 from powerprop_paper.report.style import Image
 from powerprop_paper.report.table import Mean

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from powerprop_paper.report import palette, style
-from powerprop_paper.report.curve import Curve, draw, in_words, require_curves, require_fractions
-from powerprop_paper.report.labels import end_labels, room_for
+from powerprop_paper.report.curve import Curve, draw, end_labels, in_words, require_curves, require_fractions, room_for
 from powerprop_paper.report.style import Image
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from powerprop_paper.report import palette, style
-from powerprop_paper.report.labels import Array
+from powerprop_paper.report.curve import Array
 from powerprop_paper.report.style import Image
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""`powerprop compare`: two finished runs of an experiment side by side, value by value."""
+"""The commands besides `run`: list, show, results, compare; a dataclass of options each, which does its work when called.
+
+`compare` puts two finished runs of an experiment side by side, value by value, as their summary.json have them.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,94 @@ from typing import Any, NamedTuple
 
 import tyro
 from rich.console import Console
+from rich.table import Table as RichTable
 
-from powerprop_paper.commands.show import summary_of
-from powerprop_paper.output import print_table, say
+from powerprop.files import FileError, read_json, write_atomically
+from powerprop_paper.cli import PRESET, Options, own_folder, preset_of, run_experiment
+from powerprop_paper.display import print_table, say
+from powerprop_paper.experiments.catalogue import FAMILIES, find
 from powerprop_paper.pages import Figure, Page, Section, data_of, write_page
 from powerprop_paper.report import Column, Image, Mean, Table, palette, style
+from powerprop_paper.report.page import index, write_docs
 from powerprop_paper.run import RunError
 
+BENCHMARKS = "benchmarks"
+"""A page beside those of the experiments, which `make bench` writes."""
 SPREAD = "The spread of a difference is √(s² + s²) of both standard deviations; runs of one seed have none."
+
+
+@dataclass(frozen=True)
+class List:
+    """Show the experiments and their presets."""
+
+    def __call__(self) -> None:
+        console, table = Console(), RichTable.grid(padding=(0, 2))
+        table.add_column("name", no_wrap=True, style="bold")
+        table.add_column("what", overflow="fold")
+        for each in map(find, FAMILIES):
+            table.add_row(each.name, f"{each.title}\n{each.paper}; presets {', '.join(each.presets)}")
+        console.print(table, highlight=False)
+        say(console, "\npowerprop run NAME --preset PRESET, powerprop run NAME --help")
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show the numbers and tables of finished runs."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """of the runs"""
+
+    def __call__(self) -> None:
+        if not self.folders:
+            raise RunError("show needs the folder of at least one run, got none")
+        console, found = Console(), {folder: summary_of(folder) for folder in self.folders}
+        for folder, summary in found.items():
+            say(console, f"{summary['title']}\n{summary['command']}\n", "bold")
+            for stat in summary["stats"]:
+                say(console, f"{stat['label']}: {stat['value']} {stat['note'] and '(' + stat['note'] + ')'}".rstrip())
+            for table in (each for section in summary["sections"] for each in section["tables"]):
+                print_table(console, Table.from_data(table).to_rich())
+            say(console, f"Report: {folder / 'report.html'}\n")
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """What the summary.json of a finished run says."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        begun = (folder / "config.json").is_file()
+        why = "is not finished: the same command goes on" if begun else "is not the folder of a run"
+        raise RunError(f"{folder} {why}; it has no summary.json")
+    found = read_json(path)
+    if not isinstance(found, dict) or not {"experiment", "title", "command", "config", "sections"} <= found.keys():
+        raise FileError(f"{path} is not of a run of this powerprop; run it again in another folder")
+    return found
+
+
+@dataclass(frozen=True)
+class Results:
+    """Run experiments and put their figures and tables into the documentation."""
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """of the experiments; all of them by default"""
+    preset: str = PRESET
+    """of all experiments"""
+    out: Path = Path("runs")
+    """folder that has, or gets, the folder NAME-PRESET of every experiment, as `powerprop run` makes it"""
+    docs: Path = Path("docs/results")
+    """folder for the Markdown pages and their pictures"""
+    workers: int | None = None
+    """processes side by side, one thread each; by default all cores"""
+
+    def __call__(self) -> None:
+        experiments = [find(name) for name in self.names or FAMILIES]
+        configs = {each.name: preset_of(each, self.preset) for each in experiments}
+        for each in experiments:
+            folder = own_folder(self.out, each, self.preset)
+            run_experiment(each, Options(self.preset, folder, self.workers), configs[each.name])
+            write_docs(folder, self.docs / each.name)
+        path = self.docs / "README.md"
+        write_atomically(path, index(self.docs, [*FAMILIES, BENCHMARKS], self.preset).encode())
+        say(Console(), f"Results: {path}")
 
 
 class Pair(NamedTuple):
@@ -170,3 +253,6 @@ def draw_differences(pairs: Sequence[Pair], title: str, names: tuple[str, str], 
     axes.set_ylim(len(pairs) - 0.5, -0.5)
     words = "; ".join(f"{pair.row}, {pair.column}: {pair.texts()[2]}" for pair in pairs)
     return Image(style.save(figure, path), f"{title}, {names[1]} less {names[0]}{points}: {words}.")
+
+
+COMMANDS = {"list": List, "results": Results, "compare": Compare, "show": Show}
