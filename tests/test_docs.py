@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +32,26 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             exec(compile(code, name(page), "exec"), namespace)
         except data.DataNotFound as missing:
             pytest.skip(f"{missing}")
+
+
+def test_the_experiment_of_one_file_runs_and_goes_on(tmp_path: Path) -> None:
+    """A newcomer's: with options, a page, and nothing done twice."""
+    (code,) = (
+        each for each in EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) if "script(" in each
+    )
+    assert code.count("\n") <= 60
+    (tmp_path / "halves.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-W", "error", "halves.py", "--preset", "smoke", "--steps", "4", "--out", "run"]
+    for said in ("halves: 4 jobs", "Report: run/report.html"):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        if "was not found" in done.stderr:
+            pytest.skip(done.stderr)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+    assert "4 jobs" not in done.stdout, "nothing is left to do"
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert [row[1]["n"] for row in summary["sections"][0]["tables"][0]["rows"]] == [2, 2]
+    assert "halves.svg" in [figure["file"] for figure in summary["sections"][0]["figures"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
