@@ -1,4 +1,4 @@
-"""The commands besides `run`: list, show, results, compare; a dataclass of options each, which does its work when called.
+"""The commands besides `run`: list, show, results, compare; each a dataclass of options that does its work if called.
 
 `compare` puts two finished runs of an experiment side by side, value by value, as their summary.json have them.
 """

@@ -20,6 +20,8 @@ LAYERWISE: Final = "layerwise"
 GLOBAL, RECALIBRATED = "global", " recalibrated"
 PruneMode = Literal["layerwise", "layerwise recalibrated", "global", "global recalibrated"]
 """The smallest weights of each layer or of all, and the statistics of batch norms as they were or measured again."""
+SEEN = 5_000
+"""Training images by which statistics of batch norms are measured again, in ten batches."""
 NEAR_ZERO = 1e-3
 """Weights of smaller magnitude are counted as near zero."""
 
@@ -110,3 +112,12 @@ def sample(
 def flattened(tensors: Mapping[str, Tensor]) -> Tensor:
     """All tensors as one vector."""
     return torch.cat([tensor.flatten() for tensor in tensors.values()])
+
+
+def described(mode: str) -> str:
+    """A way to prune in words."""
+    alone = "those of every layer by itself; the output layer keeps twice the fraction of the others"
+    ranking = "all layers are ranked together" if mode.startswith(GLOBAL) else alone
+    dense = "those of the dense network"
+    again = f"measured again on {SEEN:,} training images" if mode.endswith(RECALIBRATED) else dense
+    return f"{ranking}; statistics of batch norms, where there are any, are {again}"

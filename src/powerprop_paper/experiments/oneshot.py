@@ -33,21 +33,9 @@ from torch.optim import SGD, Adam, Optimizer
 import powerprop as pp
 from powerprop.files import replacing
 from powerprop.select import select
-from powerprop_paper import data, models
+from powerprop_paper import data, models, pruning
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
-from powerprop_paper.pruning import (
-    GLOBAL,
-    LAYERWISE,
-    RECALIBRATED,
-    PruneMode,
-    accuracies,
-    inside,
-    kept_grid,
-    layerwise_masks,
-    movement,
-    sample,
-    weights_of,
-)
+from powerprop_paper.pruning import LAYERWISE, SEEN, PruneMode, inside, layerwise_masks, weights_of
 from powerprop_paper.report import Curve, Mean, Point, pruning_curves, scatter, weight_change
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import (
@@ -65,16 +53,10 @@ from powerprop_paper.settings import (
 from powerprop_paper.train import MetricsLog, Precision, accuracy_in, equal_rate, fit, local_device, triangle
 
 TARGETS: Final = "targets"
-DIRECT: Final = "direct"
-LASSO: Final = "lasso"
+DIRECT, LASSO = "direct", "lasso"
 """Trained through virtual targets, on φ itself, and with ordinary weights under a penalty λ|w|."""
-
-SURVIVORS = 0.1
-"""The fraction kept in figures 2c and 2d: 90% sparsity."""
-SAMPLED = 10_000
-"""The number of weights drawn in figures 2c and 2d."""
-SEEN = 5_000
-"""Training images by which statistics of batch norms are measured again, in ten batches."""
+SURVIVORS, SAMPLED = 0.1, 10_000
+"""The fraction kept in figures 2c and 2d, 90% sparsity, and the number of weights drawn there."""
 RANGES = ((0.05, 0.2), (0.03, 0.1))
 """Weights kept over which ways of pruning are compared: where they fall apart, and where little is left."""
 COLUMNS_AT = (0.05, 0.02)
@@ -107,11 +89,11 @@ class Config(Settings):
     """network"""
     alphas: Powers = (1.0, 2.0, 3.0, 4.0, 5.0)
     """powers; 1 is the baseline"""
-    lrs: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0)
+    lrs: tuple[Positive, ...] = (0.1, 0.2, 0.5, 1.0, 2.0)
     """candidates of the learning rate; with one there is no tuning"""
-    decays: tuple[float, ...] = ()
+    decays: tuple[NonNegative, ...] = ()
     """the weight decay of each of these candidates; without any it is `weight_decay` for all"""
-    lassos: tuple[float, ...] = ()
+    lassos: tuple[Positive, ...] = ()
     """further candidates, of one more row: ordinary weights (α = 1) at the first learning rate with a penalty λ|w| of
     this strength, beside the weight decay of all"""
     magnitude: NonNegative = 0.0
@@ -174,17 +156,14 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(all(lr > 0 for lr in self.lrs), f"learning rates must be above 0, got {self.lrs}")
-        require(all(decay >= 0 for decay in self.decays), f"decays must not be negative, got {self.decays}")
-        require(all(each > 0 for each in self.lassos), f"lassos must be above 0, got {self.lassos}")
         fits = len(self.decays) in (0, len(self.lrs))
         require(fits, f"decays must be as many as the {len(self.lrs)} learning rates, or none, got {self.decays}")
         for alpha in self.alphas:
             tried = self.candidates(Method(alpha, TARGETS))
-            text = self.lrs if not self.decays else tuple(zip(self.lrs, self.decays, strict=True))
+            text = tuple(zip(self.lrs, self.decays, strict=True)) if self.decays else self.lrs
             require(len(set(tried)) == len(tried) > 0, f"learning rates must be different, got {text}")
-        flat = self.shift and self.flat
-        require(not flat, f"shift moves images of networks of convolutions, got {self.shift} with {self.model}")
+        message = f"shift moves images of networks of convolutions, got {self.shift} with {self.model}"
+        require(not (self.shift and self.flat), message)
         require(not self.nesterov or self.momentum > 0, "nesterov needs a momentum above 0, got 0")
         require(self.band_points, f"no point of the grid lies in {self.band}")
 
@@ -196,7 +175,7 @@ class Config(Settings):
     @property
     def grid(self) -> list[float]:
         """The fractions of weights kept (the published notebook's grid)."""
-        return kept_grid(self.points, self.min_kept)
+        return pruning.kept_grid(self.points, self.min_kept)
 
     @property
     def band_points(self) -> list[int]:
@@ -223,36 +202,25 @@ class Config(Settings):
             return tuple(pairs)
         scale = equal_rate(1.0, self.magnitude, method.alpha)
         of_phi = 1 / (method.alpha * scale) if self.parametrization == (DIRECT,) else 1.0
-        return tuple(Candidate(_two_digits(scale * lr), _two_digits(of_phi * decay)) for lr, decay in pairs)
+        return tuple(Candidate(float(f"{scale * lr:.2g}"), float(f"{of_phi * decay:.2g}")) for lr, decay in pairs)
 
 
-def _two_digits(value: float) -> float:
-    return float(f"{value:.2g}")
-
-
+SMALL: dict[str, Any] = {
+    "alphas": (1.0, 2.0), "steps": 40, "points": 5, "train": 2_000, "validation": 500, "test": 500
+}  # fmt: skip
 MNIST = {
-    "smoke": Config(
-        alphas=(1.0, 2.0), lrs=(0.2, 0.5), seeds=2, steps=40, checkpoint_every=10, points=5, train=2_000,
-        validation=500, test=500,
-    ),
+    "smoke": Config(**SMALL, lrs=(0.2, 0.5), seeds=2, checkpoint_every=10),
     "demo": Config(alphas=(1.0, 2.0, 3.0), lrs=(0.5,), seeds=2, steps=8_000),
     "cpu": Config(tuning_seeds=5),
     "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal"),
 }  # fmt: skip
 
-BOTH: Any = (TARGETS, DIRECT)
+ADAM: dict[str, Any] = {"optimiser": "adam", "parametrization": (TARGETS, DIRECT), "lrs": (0.001,)}
 OPTIMISERS = {
-    "smoke": Config(
-        optimiser="adam", parametrization=BOTH, alphas=(1.0, 2.0), lrs=(0.001,), seeds=1, steps=40,
-        checkpoint_every=20, points=5, train=2_000, validation=500, test=500,
-    ),
-    "cpu": Config(optimiser="adam", parametrization=BOTH, alphas=(1.0, 2.0), lrs=(0.001,)),
-    "paper": Config(
-        optimiser="adam", parametrization=BOTH, alphas=(1.0, 2.0, 3.0, 4.0), lrs=(0.001,), steps=50_000,
-        init="glorot_normal",
-    ),
-}  # fmt: skip
-
+    "smoke": Config(**ADAM, **SMALL, seeds=1, checkpoint_every=20),
+    "cpu": Config(**ADAM, alphas=(1.0, 2.0)),
+    "paper": Config(**ADAM, alphas=(1.0, 2.0, 3.0, 4.0), steps=50_000, init="glorot_normal"),
+}
 FAST: dict[str, Any] = {
     "data": "cifar10", "model": "fast-cifar", "init": "he_normal", "pixels": "standard", "magnitude": 0.1,
     "parametrization": (DIRECT,), "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "peak": 0.2,
@@ -287,15 +255,9 @@ def find_data(cfg: Config) -> None:
 
 
 def train(
-    cfg: Config,
-    folder: Path,
-    progress: Progress,
-    alpha: float,
-    parametrization: str,
-    lr: float,
-    decay: float,
+    cfg: Config, folder: Path, progress: Progress, alpha: float, parametrization: str, lr: float, decay: float,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The same seed gives every method the same initial weights and the same batches."""
     device = local_device()
     splits = data.load_splits(cfg.data, cfg.pixels, cfg.validation, cfg.train, cfg.test).to(device)
@@ -318,25 +280,26 @@ def train(
     after = weights_of(model)
     survivors = layerwise_masks(after, SURVIVORS)
     with replacing(folder / "weights.safetensors") as file:
-        file.write(to_safetensors(sample(before, after, survivors, SAMPLED, torch.Generator().manual_seed(seed))))
+        generator = torch.Generator().manual_seed(seed)
+        file.write(to_safetensors(pruning.sample(before, after, survivors, SAMPLED, generator)))
     with precision.autocast(device):  # pruned in four ways: half of a job's time
         curves = pruned_accuracies(cfg, model, splits)
     overlap = [layerwise_masks(after, kept).overlap(layerwise_masks(before, kept)) for kept in cfg.grid]
-    return {"kept": cfg.grid, **curves, "overlap": overlap, **movement(before, after, survivors)}
+    return {"kept": cfg.grid, **curves, "overlap": overlap, **pruning.movement(before, after, survivors)}
 
 
 def build(cfg: Config, seed: int) -> nn.Module:
     """The network with the initial weights of this seed."""
     options: dict[str, Any] = {"init": cfg.init, "generator": torch.Generator().manual_seed(seed)}
-    if cfg.flat:
-        return models.lenet_300_100(**options)
-    if cfg.model == "conv6":
-        model: nn.Module = models.conv6(width=cfg.width, batch_norm=cfg.batch_norm, **options)
-    elif cfg.model == "fast-cifar":
-        model = models.fast_cifar(widths=[round(cfg.width * each) for each in models.WIDTHS], **options)
-    else:
-        model = models.resnet20(**options)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    widths = [round(cfg.width * each) for each in models.WIDTHS]
+    makes: dict[str, Callable[[], nn.Module]] = {
+        "lenet-300-100": lambda: models.lenet_300_100(**options),
+        "conv6": lambda: models.conv6(width=cfg.width, batch_norm=cfg.batch_norm, **options),
+        "fast-cifar": lambda: models.fast_cifar(widths=widths, **options),
+        "resnet20": lambda: models.resnet20(**options),
+    }
+    layout = torch.contiguous_format if cfg.flat else torch.channels_last
+    return makes[cfg.model]().to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
 
 def make_optimizer(
@@ -351,20 +314,16 @@ def make_optimizer(
     else:
         base = SGD(model.parameters(), momentum=cfg.momentum, nesterov=cfg.nesterov, **options)
     if parametrization == LASSO:
-        _penalise(base, model, decay)
+        weights = list(select(model).values())
+
+        def pull(*_: Any) -> None:
+            """Add the slope of λ|w| to every gradient, before each step."""
+            for weight in weights:
+                if weight.grad is not None:
+                    weight.grad.add_(weight.detach().sign(), alpha=decay)
+
+        base.register_step_pre_hook(pull)
     return pp.Powerprop(base, model, alpha) if parametrization == TARGETS else base
-
-
-def _penalise(optimizer: Optimizer, model: nn.Module, strength: float) -> None:
-    """Add the slope of strength·|w| to the gradient of every weight, before each step."""
-    weights = list(select(model).values())
-
-    def pull(*_: Any) -> None:
-        for weight in weights:
-            if weight.grad is not None:
-                weight.grad.add_(weight.detach().sign(), alpha=strength)
-
-    optimizer.register_step_pre_hook(pull)
 
 
 def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dict[str, Any]:
@@ -373,8 +332,8 @@ def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dic
     seen = list(parts) if cfg.flat else [data.channels_last(part) for part in parts]
     test = {"test": splits.test}
     first, *rest = cfg.prune_modes
-    curves = accuracies(model, {**test, "validation": splits.validation}, cfg.grid, first, seen)
-    return {**curves, "others": {mode: accuracies(model, test, cfg.grid, mode, seen)["test"] for mode in rest}}
+    curves = pruning.accuracies(model, {**test, "validation": splits.validation}, cfg.grid, first, seen)
+    return {**curves, "others": {mode: pruning.accuracies(model, test, cfg.grid, mode, seen)["test"] for mode in rest}}
 
 
 # The choice of the learning rate, on validation images, for the baseline as for every other method.
@@ -419,8 +378,7 @@ def rows_of(rows: Rows, method: Method, candidate: Candidate) -> Rows:
 # The page.
 
 
-@dataclass(frozen=True)
-class Story:
+class Story(NamedTuple):
     """The words of a page; `full` are the settings of the paper, `printed` is what it says of the gain."""
 
     title: str
@@ -463,18 +421,13 @@ def main(cfg: Config, run: Run, story: Story) -> Page:
     final = run.map(train, jobs(chosen.items(), cfg.seeds))
     measured = [measure(cfg, method, each, rows_of(final, method, each)) for method, each in chosen.items()]
     measured = [m for m in measured if m.rows.finished]
-    sections = [
-        accuracy_section(cfg, measured), *modes_section(cfg, measured), overlap_section(cfg, measured),
-        weights_section(measured),
-    ]  # fmt: skip
+    sections = [accuracy_section(cfg, measured), *modes_section(cfg, measured), overlap_section(cfg, measured)]
+    sections.append(weights_section(measured))
     if len(cfg.lrs) > 1:
         every = Rows({row.folder: row for row in [*tuning, *final]}.values())
         sections += [tuning_section(cfg, tuning, measured), frontier_section(cfg, every)]
-    return Page(
-        story.title, f"{story.intro}\n\n{run_note(cfg, story.full)}", sections, story.paper,
-        stats(cfg, measured), headline(cfg, measured, story),
-        {"gain": mean_gain(cfg, *pair)} if (pair := baseline_and_best(measured)) else {},
-    )  # fmt: skip
+    verdict = verdict_of(cfg, measured, story)
+    return Page(story.title, f"{story.intro}\n\n{run_note(cfg, story.full)}", sections, story.paper, *verdict)
 
 
 def jobs(pairs: Any, seeds: int) -> list[dict[str, Any]]:
@@ -509,7 +462,8 @@ def baseline_and_best(measured: Sequence[Measured]) -> tuple[Measured, Measured]
 
 def run_note(cfg: Config, full: Config) -> str:
     """What this run did, and what is shortened in it, for a reader who will compare it with the paper."""
-    note = f"This run: {extent(cfg)}{f', passes in {cfg.precision}' if cfg.precision != 'float32' else ''}."
+    passes = "" if cfg.precision == "float32" else f", passes in {cfg.precision}"
+    note = f"This run: {extent(cfg)}{passes}."
     if cfg.parametrization == (DIRECT,):
         note += (
             " α > 1 is trained on φ directly, so that weight decay is one of φ, a penalty of |w|^(2/α): weights that "
@@ -545,7 +499,7 @@ def accuracy_section(cfg: Config, measured: Sequence[Measured]) -> Section:
     title = "Accuracy after one-shot pruning"
     text = (
         "Each network is trained densely, then the weights of smallest magnitude are set to zero, once, without any "
-        f"training afterwards: {described(cfg.prune_modes[0])}."
+        f"training afterwards: {pruning.described(cfg.prune_modes[0])}."
     )
     caption = "Mean over the seeds, band of one standard deviation. The headline averages over the shaded range."
     picture = Figure("accuracy", pruning_curves, curves, title=title, highlight=cfg.band, caption=caption)
@@ -562,17 +516,6 @@ def settings_of(cfg: Config, m: Measured) -> list[str]:
     return [f"{each:g}" for each in (m.chosen if cfg.decays else m.chosen[:1])]
 
 
-def described(mode: str) -> str:
-    """A way to prune in words."""
-    ranking = "all layers are ranked together" if mode.startswith(GLOBAL) else (
-        "those of every layer by itself; the output layer keeps twice the fraction of the others"
-    )  # fmt: skip
-    again = (
-        f"measured again on {SEEN:,} training images" if mode.endswith(RECALIBRATED) else "those of the dense network"
-    )
-    return f"{ranking}; statistics of batch norms, where there are any, are {again}"
-
-
 def modes_section(cfg: Config, measured: Sequence[Measured]) -> list[Section]:
     """The same networks pruned in the other ways: a figure each, and the mean over two ranges of weights kept."""
     first, *others = cfg.prune_modes
@@ -583,7 +526,7 @@ def modes_section(cfg: Config, measured: Sequence[Measured]) -> list[Section]:
     shown = [
         Figure(
             f"accuracy-{mode.replace(' ', '-')}", pruning_curves, curves[mode], title=f"Pruned {mode}",
-            caption=f"{described(mode).capitalize()}.",
+            caption=f"{pruning.described(mode).capitalize()}.",
         )
         for mode in others
     ]  # fmt: skip
@@ -643,15 +586,12 @@ def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[Measured]) -> S
     better: list[str] = []
     for m in measured:
         scores = {each: score(rows_of(tuning, m.method, each)) for each in cfg.candidates(m.method)}
-        for each, found in scores.items():
-            mark = "chosen" if each == m.chosen else "" if found else "diverged"
-            rows.append([m.label, candidate_name(cfg, m.method, each), *(found or (None, None)), mark])
         best = scores[m.chosen]
-        better += [
-            f"{m.label} with {candidate_name(cfg, m.method, each)}"
-            for each, found in scores.items()
-            if found and best and found.pruned > best.pruned
-        ]
+        for each, found in scores.items():
+            name = candidate_name(cfg, m.method, each)
+            mark = "chosen" if each == m.chosen else "" if found else "diverged"
+            rows.append([m.label, name, *(found or (None, None)), mark])
+            better += [f"{m.label} with {name}"] if found and best and found.pruned > best.pruned else []
     scores_shown = [Percent(name, digits=2) for name in ("mean over the grid", "dense")]
     table = Table("Validation score", ["", "candidate", *scores_shown, ""], rows)
     text = (
@@ -663,9 +603,8 @@ def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[Measured]) -> S
     )
     if cfg.magnitude:
         decays = " and decays" if cfg.decays and DIRECT in cfg.parametrization else ""
-        text += (
-            f" The candidates of a power are such that a weight of size {cfg.magnitude:g} learns{decays} equally fast."
-        )
+        size = f"a weight of size {cfg.magnitude:g}"
+        text += f" The candidates of a power are such that {size} learns{decays} equally fast."
     if better:
         text += f"\n\nPassed over for their dense accuracy, though they prune better: {', '.join(better)}."
     return Section("Choice of the learning rate", text, (), [table])
@@ -700,11 +639,8 @@ def frontier_section(cfg: Config, every: Rows) -> Section:
         f"{cfg.tuning_seeds}."
     )
     text += f" Seeds that diverged are left out: {'; '.join(lost)}." if lost else ""
-    text += (
-        f" Not drawn, more than {100 * TRAINED:g} points below the best dense accuracy: {'; '.join(weak)}."
-        if weak
-        else ""
-    )
+    below = f"Not drawn, more than {100 * TRAINED:g} points below the best dense accuracy"
+    text += f" {below}: {'; '.join(weak)}." if weak else ""
     picture = Figure(
         "frontier", scatter, [point for point in points if point.x >= least],
         title="Dense accuracy against accuracy when pruned", xlabel="dense test accuracy (%)",
@@ -713,20 +649,26 @@ def frontier_section(cfg: Config, every: Rows) -> Section:
     return Section("What a learning rate buys", text, [picture] if points else [])
 
 
-def stats(cfg: Config, measured: Sequence[Measured]) -> list[Stat]:
-    """The numbers at the top of the page."""
+def verdict_of(
+    cfg: Config, measured: Sequence[Measured], story: Story
+) -> tuple[list[Stat], Headline | None, dict[str, float]]:
+    """The numbers at the top; the largest gain, which the paper speaks of, and the mean over the band."""
     if (pair := baseline_and_best(measured)) is None:
-        return []
+        return [], None, {}
     base, best = pair
-    gain, (peak, at) = mean_gain(cfg, base, best), largest_gain(cfg, base, best)
+    gain, (peak, at), band = mean_gain(cfg, base, best), largest_gain(cfg, base, best), percents(cfg.band)
     dense = [len(cfg.grid) - 1]
-    return [
-        Stat(
-            "gain over the baseline", f"{100 * gain:+.1f} points", f"mean over {percents(cfg.band)} of the weights kept"
-        ),
+    stats = [
+        Stat("gain over the baseline", f"{100 * gain:+.1f} points", f"mean over {band} of the weights kept"),
         Stat("largest gain", f"{100 * peak:+.1f} points", f"at {cfg.grid[at]:.1%} kept"),
         *(Stat(m.label, f"{m.at(cfg.band_points).mean:.1%}", f"dense {m.at(dense).mean:.2%}") for m in (best, base)),
     ]
+    what = f"{best.label} against {base.label}: largest gain in test accuracy"
+    what += f", and the mean over {band} of the weights kept"
+    here = f"{100 * peak:+.1f} points at {cfg.grid[at]:.1%}; mean {100 * gain:+.1f}"
+    for rival in (m for m in measured if m.method.parametrization == LASSO):
+        here += f" ({rival.label}: {100 * mean_gain(cfg, base, rival):+.1f})"
+    return stats, Headline(what, here, story.printed), {"gain": gain}
 
 
 def mean_gain(cfg: Config, base: Measured, best: Measured) -> float:
@@ -740,64 +682,40 @@ def largest_gain(cfg: Config, base: Measured, best: Measured) -> tuple[float, in
     return float(gains.max()), int(gains.argmax())
 
 
-def headline(cfg: Config, measured: Sequence[Measured], story: Story) -> Headline | None:
-    """The gain over the baseline: the largest at one fraction kept, which the paper speaks of, and over the band."""
-    if (pair := baseline_and_best(measured)) is None:
-        return None
-    base, best = pair
-    gain, at = largest_gain(cfg, base, best)
-    what = (
-        f"{best.label} against {base.label}: largest gain in test accuracy, and the mean over {percents(cfg.band)} of "
-        "the weights kept"
-    )
-    here = f"{100 * gain:+.1f} points at {cfg.grid[at]:.1%}; mean {100 * mean_gain(cfg, base, best):+.1f}"
-    for rival in (m for m in measured if m.method.parametrization == LASSO):
-        here += f" ({rival.label}: {100 * mean_gain(cfg, base, rival):+.1f})"
-    return Headline(what, here, story.printed)
+def experiment(
+    name: str, title: str, figure: str, presets: dict[str, Config], page: str, paper: str, intro: str, *printed: str
+) -> Experiment:
+    """An experiment with the words of its page."""
+    story = Story(page, paper, intro, presets["paper"], *printed)
+    return Experiment(name, title, figure, presets, partial(main, story=story))
 
-
-STORIES = {
-    "mnist-oneshot": Story(
-        "One-shot pruning of LeNet-300-100 on MNIST",
-        "Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
-        "Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
-        "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
-        MNIST["paper"],
-    ),
-    "mnist-optimisers": Story(
-        "Powerpropagation with Adam on MNIST",
-        "Appendix A. The paper shows one figure and prints no values; it finds virtual targets best, Adam on φ "
-        "directly next, and plain Adam last.",
-        "Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
-        "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual targets), "
-        "it does not.",
-        OPTIMISERS["paper"],
-    ),
-    "cifar-oneshot": Story(
-        "One-shot pruning on CIFAR-10",
-        "Section 5.1, figure 3a. The paper reports gains of up to 33 points at some sparsities, for the whole network "
-        "and 100,000 steps.",
-        "The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, without "
-        "retraining.",
-        CIFAR["paper"],
-        printed="gains of up to 33 points (whole network, 100,000 steps)",
-    ),
-}
 
 EXPERIMENTS = {
-    name: Experiment(name, title, paper, presets, partial(main, story=STORIES[name]))
-    for name, title, paper, presets in (
-        (
+    each.name: each
+    for each in (
+        experiment(
             "mnist-oneshot", "accuracy of LeNet-300-100 against weights kept, after one-shot pruning",
-            "figure 2 a–d, section 3", MNIST,
+            "figure 2 a–d, section 3", MNIST, "One-shot pruning of LeNet-300-100 on MNIST",
+            "Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
+            "Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
+            "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
         ),
-        (
+        experiment(
             "mnist-optimisers", "Adam alone, on φ directly and through virtual targets, after one-shot pruning",
-            "appendix A", OPTIMISERS,
+            "appendix A", OPTIMISERS, "Powerpropagation with Adam on MNIST",
+            "Appendix A. The paper shows one figure and prints no values; it finds virtual targets best, Adam on φ "
+            "directly next, and plain Adam last.",
+            "Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
+            "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual "
+            "targets), it does not.",
         ),
-        (
+        experiment(
             "cifar-oneshot", "accuracy on CIFAR-10 against weights kept, after one-shot pruning",
-            "figure 3a, section 5.1", CIFAR,
+            "figure 3a, section 5.1", CIFAR, "One-shot pruning on CIFAR-10",
+            "Section 5.1, figure 3a. The paper reports gains of up to 33 points at some sparsities, for the whole "
+            "network and 100,000 steps.",
+            "The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, "
+            "without retraining.", "gains of up to 33 points (whole network, 100,000 steps)",
         ),
     )
 }  # fmt: skip

@@ -26,6 +26,7 @@ from powerprop.allocate import Layers, at_most
 from powerprop.flops import count_flops
 from powerprop_paper import data, models
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.pruning import SEEN
 from powerprop_paper.report import Curve, Mean, Point, lines, scatter
 from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
 from powerprop_paper.settings import (
@@ -55,8 +56,6 @@ from powerprop_paper.train import (
 MOMENTUM = 0.9
 NEAR = 0.003
 """A rate within this validation accuracy of the best gets all seeds: one run and one validation set judge noisily."""
-SEEN = 5_000
-"""Training images by which statistics of batch norms are measured again after one-shot pruning, in ten batches."""
 
 # Settings.
 
