@@ -119,6 +119,11 @@ class Rows(list[Row]):
         """How many have none."""
         return sum(row.lost for row in self)
 
+    @property
+    def notes(self) -> str:
+        """What jobs have to say to the reader, each once."""
+        return " ".join(sorted({row["note"] for row in self if row.get("note")}))
+
     def values(self, of: Of) -> list[Any]:
         """A result, or what a function makes of a row, of every row that has results."""
         return [row[of] if isinstance(of, str) else of(row) for row in self if not row.lost]

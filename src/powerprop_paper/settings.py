@@ -17,20 +17,6 @@ from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-__all__ = [
-    "Count",
-    "EachOnce",
-    "Fraction",
-    "Natural",
-    "NonNegative",
-    "Positive",
-    "Powers",
-    "Range",
-    "Settings",
-    "expected",
-    "require",
-]
-
 LARGEST = 10**12
 """No number of steps, images or units is larger; more is a slip of the finger."""
 
@@ -68,7 +54,9 @@ Count: TypeAlias = Annotated[int, Range(1)]
 Natural: TypeAlias = Annotated[int, Range(0)]
 Positive: TypeAlias = Annotated[float, Range(0, above=True)]
 NonNegative: TypeAlias = Annotated[float, Range(0)]
+Share: TypeAlias = Annotated[float, Range(0, 1, above=True)]
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
+Below1: TypeAlias = Annotated[float, Range(0, 1, below=True)]
 Seeds: TypeAlias = Annotated[int, Range(1, 10_000)]
 Power: TypeAlias = Annotated[float, Range(1)]
 Powers: TypeAlias = Annotated[tuple[Power, ...], EachOnce()]
@@ -78,6 +66,18 @@ def require(condition: object, message: str) -> None:
     """A `ValueError` with this message unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def check_held_back(validation: int, images: int) -> None:
+    """Images held back must be fewer than those that are used; 0 images are all."""
+    require(not images or validation < images, f"validation must be below the {images} images, got {validation}")
+
+
+def check_prunings(prunings: int, pruning_steps: int, retrain_steps: int) -> None:
+    """Gradual pruning must fit into the retraining."""
+    asked = prunings * pruning_steps
+    text = f"prunings times pruning_steps must be at most {retrain_steps}, the retrain_steps, got {asked}"
+    require(asked <= retrain_steps, text)
 
 
 @dataclass(frozen=True)

@@ -25,34 +25,52 @@ from powerprop.continual.packing.search import check_grid
 from powerprop_paper import data
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
 from powerprop_paper.packing import Measures, make_learner, make_stream, rate
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.pages import (
+    Column,
+    Figure,
+    Headline,
+    Page,
+    Percent,
+    Section,
+    Stat,
+    Table,
+    Value,
+    diverged_section,
+    seeds_in_words,
+)
 from powerprop_paper.report import Curve, Mean, heatmap, lines
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
 from powerprop_paper.settings import (
+    Below1,
     Count,
     EachOnce,
     Natural,
     NonNegative,
     Positive,
     Powers,
-    Range,
     Seeds,
     Settings,
+    Share,
+    check_held_back,
+    check_prunings,
     require,
 )
-from powerprop_paper.train import MetricsLog, NonFiniteError, local_device
-from powerprop_paper.train.log import StepCount, TaskLog
-from powerprop_paper.train.precision import matmul_precision, precision_note
+from powerprop_paper.train import (
+    MetricsLog,
+    NonFiniteError,
+    StepCount,
+    TaskLog,
+    local_device,
+    matmul_precision,
+    precision_note,
+)
 
 LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "packnet": "PackNet"}
 """Names in tables; EPN is the paper's short form of EfficientPackNet."""
 COLOURS = {"frugal-packnet": "Frugal EfficientPackNet", "efficient-packnet": "EfficientPackNet", "packnet": "PackNet"}
 """Methods as the table of colours calls them."""
-
 OURS = ("EfficientPackNet", "Powerprop + EfficientPackNet")
 """The rows of the paper's table that are its own."""
-
-Share = Annotated[float, Range(0, 1, above=True)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +112,7 @@ class Config(Settings):
     """let the learning rate fit α, so that a weight of size `magnitude` learns as fast; otherwise all have one rate"""
     magnitude: Positive = 0.03
     """a typical weight"""
-    momentum: Annotated[float, Range(0, 1, below=True)] = 0.0
+    momentum: Below1 = 0.0
     """of SGD"""
     decay: tuple[Literal["training", "retraining"], ...] = ()
     """let the learning rate fall to zero along these phases"""
@@ -142,11 +160,8 @@ class Config(Settings):
         super().__post_init__()
         for at in self.infer_at:
             require(at <= self.tasks, f"infer_at must be in 1..{self.tasks}, the tasks, got {at}")
-        asked = self.prunings * self.pruning_steps if "frugal-packnet" in self.methods else 0
-        text = f"prunings times pruning_steps must be at most {self.retrain_steps}, the retrain_steps, got {asked}"
-        require(asked <= self.retrain_steps, text)
-        fits = not self.images or self.validation < self.images
-        require(fits, f"validation must be below the {self.images} images, got {self.validation}")
+        check_prunings(self.prunings if "frugal-packnet" in self.methods else 0, self.pruning_steps, self.retrain_steps)
+        check_held_back(self.validation, self.images)
         fits = self.model == "mlp" or self.stream == "split"
         require(fits, f"model alexnet is for a split stream, got stream {self.stream!r}")
         fits = self.model == "alexnet" or not self.shift
@@ -252,9 +267,6 @@ CIFAR = {
         retrain_steps=75_000, gamma=0.99, scale_lr=False,
     ),
 }  # fmt: skip
-
-
-# What is learned, and by what.
 
 
 def find_data(cfg: Config) -> None:
@@ -429,14 +441,10 @@ def main(cfg: Config, run: Run, story: Story) -> Page:
     trials = run.map(trial, every) if every else Rows()
     if run.failures:
         raise JobsFailedError(run.failures)
-    chosen = {
-        each: choose(each, trials.where(**each._asdict()), cfg.tasks) if cfg.candidates else None for each in methods
-    }
-    rows = run.map(
-        learn,
-        [{**each._asdict(), "seed": seed, "candidate": chosen[each]} for seed in range(cfg.seeds) for each in methods],
-    )
-    return make_page(cfg, story, trials, rows, chosen)
+    tried = {each: trials.where(**each._asdict()) for each in methods}
+    chosen = {each: choose(each, rows, cfg.tasks) if cfg.candidates else None for each, rows in tried.items()}
+    final = [{**m._asdict(), "seed": seed, "candidate": chosen[m]} for seed in range(cfg.seeds) for m in methods]
+    return make_page(cfg, story, trials, run.map(learn, final), chosen)
 
 
 def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mapping[Method, str | None]) -> Page:
@@ -451,22 +459,13 @@ def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mappi
     sections = [Section("Accuracy and capacity", "No run came to its end.", tables=[table])]
     if measured:
         best = best_of(measured)
-        sections = [
-            curves_section(measured, table), *([matrix_section(best)] if cfg.matrix else []),
-            inference_section(cfg, best),
-        ]  # fmt: skip
-    lost = [
-        f"{Method(row['method'], row['alpha']).label}, seed {row['seed']}: {row['diverged']}"
-        for row in rows
-        if "diverged" in row
-    ]
-    notes = " ".join(sorted({row["note"] for row in rows if row.get("note")}))
+        matrix = [matrix_section(best)] if cfg.matrix else []
+        sections = [curves_section(measured, table), *matrix, inference_section(cfg, best)]
+    ended = [(row, Method(row["method"], row["alpha"]).label) for row in rows if "diverged" in row]
+    lost = [f"{label}, seed {row['seed']}: {row['diverged']}" for row, label in ended]
+    sections += [candidates_section(cfg, trials, chosen)] if trials else []
     return Page(
-        story.title, f"{story.intro}\n\n{run_note(cfg)} {notes}".strip(),
-        [
-            *sections, *([candidates_section(cfg, trials, chosen)] if trials else []),
-            *([Section("Diverged", "\n\n".join(lost))] if lost else []),
-        ],
+        story.title, f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip(), [*sections, *diverged_section(lost)],
         story.paper, stats(cfg, measured) if measured else [], headline(cfg, measured, story) if measured else None,
         {"lr": [each.lr for each in measured]},
     )  # fmt: skip
@@ -492,7 +491,7 @@ def candidates_section(cfg: Config, trials: Rows, chosen: Mapping[Method, str | 
 
 def run_note(cfg: Config) -> str:
     """What this run did, for a reader who will compare it with the paper."""
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
+    seeds = seeds_in_words(cfg.seeds)
     tested = f"the first {cfg.test:,} test images of a task" if cfg.test else "all test images"
     steps = f"{cfg.steps:,} training and {cfg.retrain_steps:,} retraining steps per task"
     notes = [f"This run: {cfg.tasks} tasks, {steps} of {cfg.batch} images, {seeds}, {tested}"]
@@ -664,51 +663,47 @@ def best_of(measured: Sequence[Measured]) -> Measured:
     return max(measured, key=lambda m: m.given().mean)
 
 
+TABLE, FIGURE = "table of class-incremental learning, section 5.3", "figure of long task sequences, section 5.3"
+COLUMN = 'Section 5.3.2, table "Class-incremental learning results", column'
+NETWORK = "learned one after the other in one network of 784-1000-1000-10 units"
+ABOUT = (
+    'Section 5.3.1, figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 tasks.'
+)
 LONG_STORY = Story(
-    "Extremely long task sequences: Permuted-MNIST",
-    'Section 5.3.1, figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 tasks.',
+    "Extremely long task sequences: Permuted-MNIST", f"Section 5.3.1, {ABOUT}",
     "One network of 784-1000-1000-10 units learns task after task, each with the pixels in another order. The weights "
     "that a task takes never change again, and later tasks may use them.",
     LONG["paper"], "about 86 after 300 tasks",
 )  # fmt: skip
 STORIES = {
     "split-mnist": Story(
-        "Class-incremental Split-MNIST",
-        'Section 5.3.2, table "Class-incremental learning results", column Split-MNIST.',
-        "Five tasks of two digits, learned one after the other in one network of 784-1000-1000-10 units. Every task "
-        "gets a sub-network; at test time the task is given, or found out from the images.",
+        "Class-incremental Split-MNIST", f"{COLUMN} Split-MNIST.",
+        f"Five tasks of two digits, {NETWORK}. Every task gets a sub-network; at test time the task is given, or found "
+        "out from the images.",
         SPLIT["paper"], ("split-mnist", *OURS),
     ),
     "permuted-mnist": Story(
-        "Class-incremental Permuted-MNIST",
-        'Section 5.3.2, table "Class-incremental learning results", column Permuted-MNIST.',
-        "Ten tasks, each with the pixels in another order, learned one after the other in one network of "
-        "784-1000-1000-10 units. Every task gets a sub-network; at test time the task is given, or found out from "
-        "images.",
+        "Class-incremental Permuted-MNIST", f"{COLUMN} Permuted-MNIST.",
+        f"Ten tasks, each with the pixels in another order, {NETWORK}. Every task gets a sub-network; at test time the "
+        "task is given, or found out from images.",
         PERMUTED["paper"], ("permuted-mnist", *OURS),
     ),
     "rotated-mnist": Story(
-        "Rotated MNIST",
-        "No experiment of the paper; network and settings are those of its Permuted-MNIST.",
-        "Ten tasks, each with all digits at another angle between 0° and 180°, learned one after the other in one "
-        "network of 784-1000-1000-10 units. Neighbouring tasks resemble each other, so that reuse of weights could "
-        "pay.",
+        "Rotated MNIST", "No experiment of the paper; network and settings are those of its Permuted-MNIST.",
+        f"Ten tasks, each with all digits at another angle between 0° and 180°, {NETWORK}. Neighbouring tasks resemble "
+        "each other, so that reuse of weights could pay.",
         ROTATED["paper"],
     ),
     "split-cifar100": Story(
-        "Split-CIFAR100 with an output layer per task",
-        'Section 5.3.2, table "Class-incremental learning results", column 10-task Split-CIFAR100.',
+        "Split-CIFAR100 with an output layer per task", f"{COLUMN} 10-task Split-CIFAR100.",
         "Ten tasks of ten classes, learned one after the other in one AlexNet-like network; every task has an output "
         "layer of its own. The training is shortened: the paper's has 75,000 steps and as many of retraining per task, "
         "and five seeds. Where the training set at hand is not complete a note says so.",
         CIFAR["paper"], ("split-cifar100", "EWC", "HAT", "GPM", OURS[-1]),
     ),
-    "long-permuted-mnist": LONG_STORY, "long-permuted-mnist-300": LONG_STORY, "endless-permuted-mnist": LONG_STORY,
 }  # fmt: skip
-
-TABLE, FIGURE = "table of class-incremental learning, section 5.3", "figure of long task sequences, section 5.3"
 EXPERIMENTS = {
-    name: Experiment(name, title, paper, presets, partial(main, story=STORIES[name]))
+    name: Experiment(name, title, paper, presets, partial(main, story=STORIES.get(name, LONG_STORY)))
     for name, title, paper, presets in (
         ("split-mnist", "five tasks of two digits, task given and task inferred", TABLE, SPLIT),
         ("permuted-mnist", "ten orders of the pixels, task given and task inferred", TABLE, PERMUTED),
