@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -243,9 +244,9 @@ def _moved_on_cpu(before: Tensor, push: Tensor, alpha: float) -> Tensor:
         new = torch.addcmul(before, before, r.log1p().mul_(alpha).expm1_())
     low, high = map(float, torch.aminmax(r)) if r.numel() else (0.0, 0.0)
     if not (low >= -_NEAR and high <= _NEAR):  # NaN is far
-        far = ~(r.abs() <= _NEAR)
-        start, move = before.masked_select(far), push.masked_select(far)
+        far = torch.from_numpy(np.flatnonzero((~(r.abs() <= _NEAR)).numpy()))  # a few places: much faster than masks
+        start, move = before.take(far), push.take(far)
         sign, size = start.sign(), start.abs().clamp_(min=torch.finfo(before.dtype).tiny)
         moved = sign * _far([size], [sign * move], alpha)[0]
-        new.masked_scatter_(far, torch.where(start == 0, torch.zeros_like(start), moved))
+        new.put_(far, torch.where(start == 0, torch.zeros_like(start), moved))
     return new
