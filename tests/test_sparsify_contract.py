@@ -1,6 +1,5 @@
 """The contract of every sparse-training method, for α = 1 and α > 1, under every kind of base optimiser."""
 
-import copy
 import io
 from pathlib import Path
 
@@ -94,17 +93,6 @@ def test_resume_is_bit_identical(method: str, alpha: float, base: str) -> None:
     assert same(model, again)
     assert optimizer.active == resumed.active
     assert optimizer.trainable == resumed.trainable
-
-
-@every_method
-@every_alpha
-def test_a_deep_copy_trains_on_identically(method: str, alpha: float) -> None:
-    model, optimizer = sparse(method, "adam", alpha)
-    train(model, optimizer, 20)
-    twin, twin_optimizer = copy.deepcopy((model, optimizer))
-    train(model, optimizer, 30, start=20)
-    train(twin, twin_optimizer, 30, start=20)
-    assert same(model, twin)
 
 
 @every_method

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -206,10 +206,12 @@ class SNFS(SET):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.average: dict[str, Tensor] = {}
+        self.optimizer: Powerprop | None = None
 
     def begin(self, optimizer: Powerprop) -> None:
         """Averages begin at zero, and are given up where the base optimiser turns out to have a momentum."""
         super().begin(optimizer)
+        self.optimizer = optimizer
         self.average = {n: torch.zeros_like(m.param) for n, m in optimizer.masters.items()}
 
     def needs_gradients(self, optimizer: Powerprop) -> bool:
@@ -223,11 +225,6 @@ class SNFS(SET):
             self._follow(optimizer)
         return super().before_step(optimizer)
 
-    def after_step(self, optimizer: Powerprop) -> None:
-        """Give up averages of weights that turn out to have a momentum."""
-        for name in [n for n in self.average if base_momentum(optimizer, optimizer.masters[n]) is not None]:
-            del self.average[name]
-
     def update(self, optimizer: Powerprop) -> None:
         """With averages of its own until the update has succeeded."""
         self.average = {n: mean.clone() for n, mean in self.average.items()}
@@ -239,7 +236,9 @@ class SNFS(SET):
 
     def _follow(self, optimizer: Powerprop) -> None:
         for name, master in optimizer.masters.items():
-            if base_momentum(optimizer, master) is None and (grad := master.param.grad) is not None:
+            if base_momentum(optimizer, master) is not None:
+                self.average.pop(name, None)
+            elif (grad := master.param.grad) is not None:
                 mean = self.average.get(name, torch.zeros_like(grad))
                 self.average[name] = mean.to(grad.device).lerp_(grad, 1 - _MOMENTUM)
 
@@ -257,6 +256,14 @@ class SNFS(SET):
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Where the momentum is largest, downhill."""
         return self.momentum(optimizer, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without averages of weights that have a momentum by now."""
+        if self.optimizer is not None:
+            masters = self.optimizer.masters
+            used = [n for n in self.average if base_momentum(self.optimizer, masters[n]) is None]
+            self.average = {n: self.average[n] for n in used}
+        return super().state_dict()
 
 
 def base_momentum(optimizer: Powerprop, master: WeightState) -> Tensor | None:
