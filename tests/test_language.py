@@ -16,7 +16,7 @@ from powerprop.select import select
 from powerprop_paper import models
 from powerprop_paper.data import DataCorrupt, DataNotFound, Windows, load_text
 from powerprop_paper.experiments import language
-from powerprop_paper.experiments.language import LanguageSettings, oneshot, sparse
+from powerprop_paper.experiments.language import LanguageSettings, oneshot, sparse, texts
 from powerprop_paper.models.gpt import continued
 from powerprop_paper.run import Experiment, Row, Rows, RunError
 from runs import run_smoke, table
@@ -191,6 +191,28 @@ def test_gpt_sparse_chooses_by_nats_and_says_what_powerprop_adds() -> None:
         sparse.choose(tried, "set")
     with pytest.raises(ValueError, match="method must be one of .*, got 'lottery'"):
         replace(config, methods=("lottery",))
+
+
+def test_gpt_texts(tmp_path: Path) -> None:
+    summary = run_smoke(texts.EXPERIMENTS["gpt-texts"], tmp_path)
+    shown = {row["0"]: row for row in table(summary, "Bits per byte")}
+    assert list(shown) == [texts.LABELS[name] for name in texts.PRESETS["smoke"].strategies]
+    for name, found in shown.items():
+        packed = "PackNet" in name
+        assert found["earlier texts to the bit"] == f"{int(packed)} of 1 runs"
+        assert (found["forgotten"]["mean"] == 0) == packed
+        assert (found["weights used"]["mean"] < 1) == packed
+        assert found["mean"]["mean"] < 8.1
+    assert [row["bytes"] for row in table(summary, "Texts")] == [3000, 3000]
+
+
+def test_what_is_forgotten_is_what_a_text_has_lost_since_it_was_learned() -> None:
+    found = Row({"bits": [[3.0], [3.5, 4.0], [3.75, 4.5, 2.0]]}, Path())
+    assert texts.forgotten(found) == pytest.approx((0.75 + 0.5) / 2)
+    with pytest.raises(ValueError, match="a text must be one of Shakespeare, .*, got 'Latin'"):
+        replace(texts.PRESETS["smoke"], order=("Latin",))
+    with pytest.raises(ValueError, match="strategy must be one of naive, .*, got 'gem'"):
+        replace(texts.PRESETS["smoke"], strategies=("gem",))
 
 
 def row(method: oneshot.Method, lr: float, dense: float, pruned: list[float]) -> Row:

@@ -17,6 +17,7 @@ FAMILIES = {
     "sparse-training-cifar": "sparse",
     "gpt-oneshot": "language.oneshot",
     "gpt-sparse": "language.sparse",
+    "gpt-texts": "language.texts",
     "imagenet": "imagenet",
     "split-mnist": "split",
     "permuted-mnist": "split",
