@@ -28,7 +28,7 @@ class Rows(nn.Module):
 
 def sgd(model: nn.Module, method: Method, alpha: float = 1.0, momentum: float = 0.0) -> pp.Powerprop:
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-    return pp.Powerprop(base, model, alpha, sparsify=method)
+    return pp.Powerprop(base, model, alpha, sparsify=method, rate="paper")
 
 
 def put(model: Rows, optimizer: pp.Powerprop, **rows: list[float]) -> None:

@@ -101,7 +101,8 @@ def case(seed: int) -> Move:
         theta = chance.choice([None, shared[starts[2] :][:n]])
     shrink = chance.choice([1.0, 1.0, 0.9, torch.tensor(0.9), torch.tensor(0.9, dtype=torch.float64)])
     decay = chance.choice([(0.0, 0.0), (0.0, 0.0), (0.01, 0.1)])
-    return Move(target, before, chance.choice(ALPHAS), active, trainable, theta, shrink, decay)
+    rate = chance.choice([1.0, 1.0, None])
+    return Move(target, before, chance.choice(ALPHAS), active, trainable, theta, shrink, decay, rate)
 
 
 def outcome(move: Move, compiled: bool, grads: bool, threads: int) -> tuple[str, list[Tensor]]:
@@ -121,7 +122,7 @@ def agree(ours: Tensor, theirs: Tensor, before: Tensor) -> bool:
     """Equal, or as near as the two forms' roundings: both of the move and of the larger weight."""
     a, b, w = (t.double() for t in (ours, theirs, before))
     error, scale = (a - b).abs(), torch.maximum(b.abs(), w.abs())
-    close = error <= 1e-5 * (b - w).abs() + 3e-7 * scale + 2.4e-38
+    close = error <= 1e-5 * (b - w).abs() + 3e-7 * scale + 2.7e-38
     return bool(((a == b) | close | (a.isnan() & b.isnan()) | (scale > 1e37)).all())
 
 

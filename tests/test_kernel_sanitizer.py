@@ -84,7 +84,7 @@ def test_the_sanitizer_sees_a_write_outside(folder: Path) -> None:
     code = (
         "import sys, torch; from powerprop import kernel; kernel.__path__.insert(0, sys.argv[1]); w = torch.ones(40);"
         "b = torch.ones(44); library = kernel._loaded()[0];"
-        "row = kernel._ROW.pack(w.data_ptr(), b.data_ptr(), 0, 0, 0, 44, 1.5, 1.0, 0.0, 0.0);"
+        "row = kernel._ROW.pack(w.data_ptr(), b.data_ptr(), 0, 0, 0, 44, 1.5, 1.0, 0.0, 0.0, 0.0, 1.0);"
         "library.powerprop_update(row, 1, 1)"
     )
     done = run(folder, "-c", code, str(folder))

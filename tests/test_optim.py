@@ -13,7 +13,7 @@ from nets import batch, net, one_weight, train, weights, wrap
 def test_one_step_by_hand() -> None:
     # α = 2: φ = (2, -3), Δ = -lr·g = (-0.1, -0.1), φ += 2|φ|Δ = (2 - 0.4, -3 - 0.6), w = φ|φ|
     layer = one_weight([4.0, -9.0])
-    optimizer = wrap(layer, "sgd", 2.0)
+    optimizer = wrap(layer, "sgd", 2.0, rate="paper")
     layer.weight.grad = torch.ones(1, 2)
     optimizer.step()
     assert layer.weight[0].tolist() == pytest.approx([1.6**2, -(3.6**2)], rel=1e-5)

@@ -132,7 +132,7 @@ def reference(case: Case, alpha: float, steps: int) -> nn.Module:
 def test_follows_the_virtual_targets_of_the_paper(case: Case, alpha: float) -> None:
     steps = 1 if case.asks_for_closure else STEPS  # LBFGS doubles every rounding error twenty times a step
     model = small(dtype=torch.float64)
-    go(case, model, case.wrap(model, alpha), range(steps))
+    go(case, model, case.wrap(model, alpha, rate="paper"), range(steps))
     wanted = weights(reference(case, alpha, steps))
     for name, weight in weights(model).items():
         torch.testing.assert_close(weight, wanted[name], rtol=1e-9, atol=1e-12)
@@ -188,7 +188,7 @@ def test_every_weight_moves_in_half_precision_as_in_float32(case: Case, alpha: f
     for name in MATRICES:
         theta, wanted = optimizers[0].masters[name].theta(), wide.get_parameter(name)
         assert (theta != before[name]).all()
-        torch.testing.assert_close(theta - before[name], wanted - before[name], rtol=1e-2, atol=1e-6)
+        torch.testing.assert_close(theta - before[name], wanted - before[name], rtol=1e-2, atol=1e-5)
         assert torch.equal(narrow.get_parameter(name), theta.to(dtype))
 
 

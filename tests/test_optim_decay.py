@@ -16,7 +16,7 @@ every_base = pytest.mark.parametrize("base", BASES)
 def test_one_step_by_hand() -> None:
     # α = 2, lr = 0.1: φ = (2, -3) moves to (1.6, -3.6), of which a decay of 0.5 leaves 0.95
     layer = one_weight([4.0, -9.0])
-    optimizer = wrap(layer, "sgd", 2.0, decay=0.5)
+    optimizer = wrap(layer, "sgd", 2.0, decay=0.5, rate="paper")
     layer.weight.grad = torch.ones(1, 2)
     optimizer.step()
     assert layer.weight[0].tolist() == pytest.approx([(0.95 * 1.6) ** 2, -((0.95 * 3.6) ** 2)], rel=1e-5)

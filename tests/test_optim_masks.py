@@ -101,7 +101,7 @@ def test_the_move_of_hidden_weights_by_hand(alpha: float) -> None:
     layer = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[4.0, 9.0]]))
-    optimizer = pp.Powerprop(torch.optim.SGD(layer.parameters(), lr=0.1), layer, alpha=alpha)
+    optimizer = pp.Powerprop(torch.optim.SGD(layer.parameters(), lr=0.1), layer, alpha=alpha, rate="paper")
     optimizer.set_masks(active={"weight": torch.tensor([[True, False]])})
     assert layer.weight.tolist() == [[4.0, 0.0]]
     layer.weight.grad = torch.tensor([[1.0, 1.0]])

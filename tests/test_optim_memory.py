@@ -38,7 +38,7 @@ def test_alpha_one_is_the_base_also_without_the_version_counter(unseen: str) -> 
 def test_half_precision_weights_move_also_without_the_version_counter(unseen: str) -> None:
     def run(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Tensor:
         layer = one_weight([4.0, -9.0, 1.0]).bfloat16()
-        optimizer = pp.Powerprop(make(list(layer.parameters())), layer, 2.0)
+        optimizer = pp.Powerprop(make(list(layer.parameters())), layer, 2.0, rate="paper")
         for step in range(10):
             layer.weight.grad = torch.tensor([[1.0, 2.0, step / 10]]).bfloat16()
             optimizer.step()
@@ -86,7 +86,7 @@ def test_tied_weights_are_one() -> None:
             return self.up(F.relu(self.down(x)))  # type: ignore[no-any-return]
 
     model = Tied()
-    optimizer = wrap(model, "sgd", 2.0)
+    optimizer = wrap(model, "sgd", 2.0, rate="paper")
     assert list(optimizer.masters) == ["down.weight"]
     phi = psi_inverse(model.down.weight.detach(), 2.0)
     model(torch.ones(2, 4)).square().sum().backward()

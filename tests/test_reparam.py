@@ -29,7 +29,7 @@ def test_equals_the_wrapper_for_plain_sgd_over_100_steps(alpha: float) -> None:
     pp.reparametrize(textbook, alpha)
     for model, optimizer in (
         (textbook, torch.optim.SGD(textbook.parameters(), lr=0.05)),
-        (wrapped, pp.Powerprop(torch.optim.SGD(wrapped.parameters(), lr=0.05), wrapped, alpha=alpha)),
+        (wrapped, pp.Powerprop(torch.optim.SGD(wrapped.parameters(), lr=0.05), wrapped, alpha=alpha, rate="paper")),
     ):
         for step in range(100):
             x, y = batch(step)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,9 @@ from powerprop.select import Where, select
 from powerprop.update import power_update_
 from powerprop.weight import Frozen, WeightState, exchanging, masked, seeing, show
 
-__all__ = ["Powerprop", "Sparsifier"]
+__all__ = ["Powerprop", "Rate", "Sparsifier"]
+
+Rate = Literal["matched", "paper"]
 
 _IN_TWO_CALLS = ("first_step", "second_step")
 _EVERY_STEP = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
@@ -102,7 +104,7 @@ class Powerprop(Optimizer):
     model: the module that owns the parameters; it tells weights from biases, norms and embeddings.
     alpha: the power, ≥ 1. Every group carries it as "alpha" ("powerprop_alpha" if the base optimiser has an option of
         that name itself, as RMSprop has), or its own if it came with one. It may change at any step, like a learning
-        rate. The effective learning rate scales as α²|w|^(2-2/α): tune the rate for each α.
+        rate.
     where: which parameters get α: a name pattern, several, or a predicate of (name, parameter);
         by default the weights of all linear, convolutional and attention layers.
     sparsify: a sparse-training method, e.g. `RigL(sparsity=0.9, steps=10_000)`.
@@ -111,6 +113,9 @@ class Powerprop(Optimizer):
         optimiser's own decay, which is of w, leaves small ones almost as they are.
     moments: the names in the base optimiser's state that hold one number for each weight, which is cleared where masks
         change; by default those of torch's optimisers.
+    rate: "matched" divides the moves of each weight tensor by one number, so that the learning rate of the plain
+        optimiser serves every α (`powerprop.update.match` has the equation); "paper" is the update as printed, whose
+        effective learning rate scales as α²|w|^(2-2/α) and has to be tuned for each α.
     """
 
     def __init__(
@@ -122,8 +127,11 @@ class Powerprop(Optimizer):
         sparsify: Sparsifier | None = None,
         decay: float = 0.0,
         moments: Iterable[str] | None = None,
+        rate: Rate = "matched",
     ) -> None:
         check_kinds(optimizer, model, sparsify)
+        if rate not in ("matched", "paper"):
+            raise ValueError(f'rate must be "matched" or "paper", got {rate!r}')
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.alpha = check_alpha(alpha)
         self.base, self.model, self.where = optimizer, model, check_where(where)
@@ -136,6 +144,7 @@ class Powerprop(Optimizer):
         self.tracked: set[str] = set()
         self.frozen = Frozen()
         self.moments = None if moments is None else list(moments)
+        self.rate = rate
         self.stepping = self._begun = False
         self._take_up(first=0)
         if not self.masters:
@@ -214,7 +223,7 @@ class Powerprop(Optimizer):
             check_weight(name, param, alphas[number])
         check_groups([groups[number] for number, _, _ in new if alphas[number] > 1])
         for number, name, param in sorted(new, key=lambda weight: weight[0]):
-            self.masters[name] = WeightState(name, param, alphas[number])
+            self.masters[name] = WeightState(name, param, alphas[number], self.rate == "matched")
         for group, alpha in zip(groups, alphas, strict=True):
             group[key] = alpha
 

@@ -10,6 +10,10 @@ Near (|r| ≤ 1/2) the change is added to w, so that a move of zero leaves w as 
 may overflow or the sign change, φ itself is taken for the moment: its powers overflow only where the result does.
 A result below the smallest normal number is 0: such numbers are slow, and lost anyway.
 
+So a weight moves about s² = α²|w|^(2-2/α) times as far as the base optimiser proposed, which is why a power wants a
+learning rate of its own. Matched, the proposals p of a tensor are divided by one number ρ (`match` says which), and the
+learning rate of the plain optimiser serves every power.
+
 Three forms, held to each other by the tests: `textbook` (float64, through φ), torch (below), and `kernel/kernel.c`.
 """
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +31,11 @@ from torch import Tensor
 from powerprop import kernel
 from powerprop.reparam import psi, psi_inverse, slope
 
-__all__ = ["Move", "power_update_", "textbook"]
+__all__ = ["FARTHEST", "STEEPEST", "Move", "match", "power_update_", "textbook"]
+
+STEEPEST = 4.0
+FARTHEST = 0.05
+"""Matched rates: the largest slope in that of a weight of mean size, and the largest step in the tensor's norm."""
 
 _NEAR = 0.5
 _CHUNK = 1 << 15  # numbers that stay in a CPU's cache from one operation to the next
@@ -43,6 +51,8 @@ class Move(NamedTuple):
     theta: receives the new θ, hidden values included; may be `before`.
     shrink: what is left of φ after a decay of its own, 1 - lr·decay.
     decay: the fractions of θ that are taken off the move, where active and elsewhere (Top-KAST's exploration).
+    rate: ρ, by which the move is divided; 1 is the update as printed, None asks for the ρ of `match`.
+    limit: the largest slope s² that counts; a move of a weight with a larger one is divided by s²/limit, too.
     """
 
     target: Tensor
@@ -53,6 +63,8 @@ class Move(NamedTuple):
     theta: Tensor | None = None
     shrink: float | Tensor = 1.0
     decay: tuple[float, float] = (0.0, 0.0)
+    rate: float | Tensor | None = 1.0
+    limit: float | Tensor = math.inf
 
     def check(self) -> None:
         """An error if the tensors do not fit each other: torch would broadcast or convert some of them."""
@@ -81,16 +93,16 @@ def power_update_(moves: Sequence[Move]) -> None:
     rest = moves if torch.compiler.is_compiling() else kernel.update(moves)
     for move in rest:
         move.check()
-    for move in rest:
+    for move in match(rest):
         if _by_bits(move.target, move.before):
             for piece in _pieces(move):
-                _settle(piece, None if move.alpha == 1 else _moved_on_cpu(piece.before, _push(piece), piece.alpha))
+                _settle(piece, None if move.alpha == 1 else _moved_on_cpu(piece.before, _divided(piece), piece.alpha))
         else:
             batches[move.alpha, move.target.dtype, move.target.device].append(move)
     for batch in batches.values():
         moved: list[Any] = [None] * len(batch)
         if batch[0].alpha != 1:
-            moved = _moved([m.before for m in batch], [_push(m) for m in batch], batch[0].alpha)
+            moved = _moved([m.before for m in batch], [_divided(m) for m in batch], batch[0].alpha)
         for move, new in zip(batch, moved, strict=True):
             _settle(move, new)
 
@@ -99,9 +111,78 @@ def textbook(move: Move) -> Tensor:
     """The new θ in float64, through φ as the paper has it: slow, and what the other forms are tested against."""
     before, alpha, shrink = move.before.double(), move.alpha, torch.as_tensor(move.shrink, dtype=torch.float64)
     phi = psi_inverse(before, alpha)
-    phi = (phi + _push(move._replace(target=move.target.double(), before=before)) * slope(phi, alpha)) * shrink
+    (full,) = match([move._replace(target=move.target.double(), before=before)])
+    phi = (phi + _divided(full) * slope(phi, alpha)) * shrink
     new = psi(phi, alpha)
     return new if move.trainable is None else torch.where(move.trainable, new, before)
+
+
+# --- matched rates --------------------------------------------------------------------------------------------------
+
+Sums = Callable[[Tensor], Tensor]
+
+
+def match(moves: Sequence[Move], over_ranks: Sums | None = None) -> list[Move]:
+    """The moves, with ρ for those that ask for it: one number for all weights of a tensor that are used and trained.
+
+        s̃² = min(s², 4 s²(mean|w|)),    ρ = max(Σ s̃²p² / Σ p², ‖s̃²p‖ / 0.05‖w‖),    w moves by s̃²p/ρ
+
+    Σ s̃²p²/Σp² keeps the energy of the proposals p: where these are gradients, the loss falls as fast as under the plain
+    optimiser. What may become unstable is a large weight that learns much faster than the others, hence the limit on
+    s², and a step that is large beside the weights, hence the other term (You et al. 2017, "Large batch training of
+    convolutional networks", bound steps so). Nothing is remembered from step to step.
+
+    over_ranks: adds up sums over the ranks that hold the parts of these tensors, a row for each move.
+    """
+    moves, batches = list(moves), defaultdict(list)
+    for place, move in enumerate(moves):
+        if move.rate is None and move.alpha != 1:
+            batches[move.alpha, move.target.dtype, move.target.device].append(place)
+    for places in batches.values():
+        batch = [moves[place] for place in places]
+        for place, move, rate, limit in zip(places, batch, *_rates(batch, over_ranks or (lambda x: x)), strict=True):
+            moves[place] = move._replace(rate=rate, limit=limit)
+    return moves
+
+
+def _rates(moves: list[Move], over_ranks: Sums) -> tuple[Tensor, Tensor]:
+    """ρ and the limit of s² of each of these, which have one power, dtype and device."""
+    alpha = moves[0].alpha
+    weights, pushes, counts = zip(*map(_counted, moves), strict=True)
+    norms = [torch.stack(torch._foreach_norm(weights, order)) for order in (1, 2)]
+    count, total, square = over_ranks(torch.stack([torch.stack(counts), norms[0], norms[1] ** 2], 1)).unbind(1)
+    limit = STEEPEST * _squared_slope(total / count, alpha)
+    slopes = [torch.minimum(_squared_slope(w, alpha), most) for w, most in zip(weights, limit, strict=True)]
+    bent = torch._foreach_mul(pushes, torch._foreach_sqrt(slopes))
+    steps = pushes, bent, torch._foreach_mul(pushes, slopes)
+    energy, kept, step = over_ranks(torch.stack([torch.stack(torch._foreach_norm(x)) for x in steps], 1) ** 2).unbind(1)
+    rate = torch.maximum(kept / energy, (step / square).sqrt() / FARTHEST)
+    usual = rate.isfinite() & (rate > 0)
+    return torch.where(usual, rate, 1.0), torch.where(usual, limit, math.inf)
+
+
+def _counted(move: Move) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights and proposals that count, 0 elsewhere, and how many these are."""
+    weight, push = move.before, _push(move)
+    masks = [mask for mask in (move.active, move.trainable) if mask is not None]
+    if not masks:
+        return weight, push, weight.new_full((), weight.numel())
+    seen = masks[0] if len(masks) == 1 else masks[0] & masks[1]
+    return _where(seen, weight), _where(seen, push), seen.sum(dtype=weight.dtype)
+
+
+def _squared_slope(weight: Tensor, alpha: float) -> Tensor:
+    """s² = α²|w|^(2-2/α)."""
+    return weight.abs().clamp_(min=torch.finfo(weight.dtype).tiny).pow_(2 - 2 / alpha).mul_(alpha**2)
+
+
+def _divided(move: Move) -> Tensor:
+    """The proposals divided by ρ, and where s² is beyond its limit as if it were the limit."""
+    push = _push(move)
+    if move.rate is None or (not isinstance(move.rate, Tensor) and move.rate == 1):
+        return push
+    share = (move.limit / _squared_slope(move.before, move.alpha)).clamp_(max=1)
+    return push.mul_(share.nan_to_num_(1.0)).div_(move.rate)
 
 
 # --- what surrounds the rule ----------------------------------------------------------------------------------------
@@ -119,7 +200,7 @@ def _push(move: Move) -> Tensor:
 
 def _settle(move: Move, new: Tensor | None) -> None:
     """Shrink what is trained, keep what is not, write θ and the effective weights; `new` is None where α = 1."""
-    target, before, alpha, active, trainable, theta, shrink, decay = move
+    target, before, alpha, active, trainable, theta, shrink, decay = move[:8]
     if new is None:
         new = target if theta is None else target.clone()
         if any(decay):

@@ -36,9 +36,10 @@ class WeightState:
     decay: fractions of θ that the next step takes off active weights and off the others.
     shrink: what the next step leaves of φ.
     pattern: where in the layer these weights are, if the parameter holds some of them alone; masks and θ are of these.
+    matched: whether moves are divided by the ρ of `powerprop.update.match`.
     """
 
-    def __init__(self, name: str, param: nn.Parameter, alpha: float) -> None:
+    def __init__(self, name: str, param: nn.Parameter, alpha: float, matched: bool = False) -> None:
         self.name, self.param, self.alpha = name, param, alpha
         self.active: Tensor | None = None
         self.trainable: Tensor | None = None
@@ -46,6 +47,7 @@ class WeightState:
         self.pattern: Pattern | None = None
         self.decay = NO_DECAY
         self.shrink: float | Tensor = 1.0
+        self.matched = matched
         self._before: Tensor | None = None
         self._own: Tensor | None = None
         self._own_grad: Tensor | None = None
@@ -159,6 +161,7 @@ class WeightState:
             theta=None if self.kept is None else before,
             shrink=1.0 if still else self.shrink,
             decay=NO_DECAY if still else self.decay,
+            rate=None if self.matched else 1.0,
         )
 
     def widen(self, memory: MutableMapping[str, Any]) -> None:

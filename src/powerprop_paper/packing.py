@@ -55,7 +55,8 @@ def make_learner(cfg: Config, method: str, alpha: float, seed: int, device: torc
     """The learner of a method, with the first weights of its seed."""
     learning_rate = rate(cfg, alpha)
     options: dict[str, Any] = {
-        "alpha": alpha, "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch, "retrain_steps": cfg.retrain_steps,
+        "alpha": alpha, "rate": "paper", "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch,
+        "retrain_steps": cfg.retrain_steps,
         "clip": cfg.clip or None, "schedule": partial(falling, cfg.decay),
         "objective": make_objective(cfg, device, seed), "heads": "heads" if cfg.model == "alexnet" else None,
     }  # fmt: skip

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from torch import nn
 from torch.optim import Optimizer
 
-from powerprop.optim import Powerprop
+from powerprop.optim import Powerprop, Rate
 from powerprop.select import Where
 
 __all__ = ["OptimizerFactory", "guarded", "powerprop_of", "refuse_alpha"]
@@ -19,16 +19,21 @@ OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def powerprop_of(
-    model: nn.Module, optimizer: OptimizerFactory | Optimizer, alpha: float | None, where: Where | None
+    model: nn.Module,
+    optimizer: OptimizerFactory | Optimizer,
+    alpha: float | None,
+    where: Where | None,
+    rate: Rate | None = None,
 ) -> Powerprop:
     """The optimiser of a learner, from what it was given."""
     if isinstance(optimizer, Powerprop):
-        if alpha is not None or where is not None:
-            raise TypeError(f"alpha and where belong to the Powerprop that was given, got alpha={alpha}, where={where}")
+        if not (alpha is None and where is None and rate is None):
+            text = f"alpha={alpha}, where={where}, rate={rate}"
+            raise TypeError(f"alpha, where and rate belong to the Powerprop that was given, got {text}")
         made = optimizer
     else:
         base = optimizer if isinstance(optimizer, Optimizer) else optimizer(list(model.parameters()))
-        made = Powerprop(base, model, 1.0 if alpha is None else alpha, where)
+        made = Powerprop(base, model, 1.0 if alpha is None else alpha, where, rate=rate or "matched")
     if made.asks_for_closure:
         raise TypeError(f"optimizer must step from one gradient, but {type(made.base).__name__} asks for a closure")
     if made.sparsify is not None:

@@ -84,7 +84,14 @@ def load_learner(
         raise ValueError(f"{path} is of a learner with a schedule, which no file can hold: say schedule=…")
     made = objective if objective is not None else saving.made_objective(identity["objective"])
     base = saved.pop("optimizer")
-    learner = kind(model, optimizer or _factory(*base), objective=made, alpha=identity["alpha"], **(saved | options))
+    learner = kind(
+        model,
+        optimizer or _factory(*base),
+        objective=made,
+        alpha=identity["alpha"],
+        rate=identity["rate"],
+        **(saved | options),
+    )
     saving.take_up(learner, tensors, data)
     return learner
 

@@ -63,6 +63,7 @@ def identity(learner: Strategy) -> dict[str, Any]:
     """What a saved learner and the one that takes it up must have in common, besides the model."""
     optimizer = learner.optimizer
     own = {"method": type(learner).__name__, "objective": objective_of(learner.objective), "alpha": optimizer.alpha}
+    own["rate"] = optimizer.rate
     alphas = {n: m.alpha for n, m in optimizer.masters.items() if learner.head_of(n) is None}
     return own | {name: getattr(learner, name) for name in _named(learner, "FIXED")} | {"alphas": alphas}
 

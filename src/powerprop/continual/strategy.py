@@ -29,6 +29,7 @@ from powerprop.continual.task import Task
 from powerprop.continual.training import Losses, Progress, set_rates, train
 from powerprop.continual.view import AsTask
 from powerprop.eval_mode import evaluating
+from powerprop.optim import Rate
 from powerprop.select import Where
 from powerprop.tensorfiles import content_of
 from powerprop.training import NonFiniteError
@@ -53,6 +54,7 @@ class Strategy:
     objective: what is learned: an `Objective`, or a function of (model, batch, task) that gives the loss; by default
         `Classification`.
     alpha: the power of Powerpropagation; 1 is ordinary training.
+    rate: "matched" or "paper", as for `Powerprop`; matched unless said otherwise.
     steps: of training per task, in `learn`.
     batch_size: inputs per step, in `learn`, unless the data comes in batches.
     seed: of batches, dropout and new weights; the model's own first weights are the caller's.
@@ -105,6 +107,7 @@ class Strategy:
         *,
         objective: Objective | Callable[[Model, Any, int], Tensor] | None = None,
         alpha: float | None = None,
+        rate: Rate | None = None,
         steps: int = 1000,
         batch_size: int = 64,
         seed: int = 0,
@@ -125,7 +128,7 @@ class Strategy:
         self._model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
         self.heads, self.takes_task, self.schedule, self.clip, self.carry = heads, takes_task, schedule, clip, carry
         self.objective = as_objective(objective)
-        self.optimizer = powerprop_of(model, optimizer, alpha, where)
+        self.optimizer = powerprop_of(model, optimizer, alpha, where, rate)
         self.parts: dict[str, Stateful] = {"moments": Moments(model, self.optimizer)} if carry else {}
         self.tasks: list[Learned] = []
         self.visits = 0

@@ -30,7 +30,7 @@ __all__ = ["backend", "is_plain", "kth_smallest", "library", "loaded", "update"]
 
 _NAME = "libpowerprop.kernel.so"  # on every system; its dot keeps Python from taking it for a module
 _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
-_ROW = struct.Struct("6q4d")
+_ROW = struct.Struct("6q6d")
 _BYTES, _AT, _LONG, _INT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _CALLS: tuple[tuple[str, list[Any], Any], ...] = (
     ("update", [_BYTES, _LONG, _INT], None),
@@ -128,10 +128,11 @@ def _interpreted() -> bool:
 
 def _row(move: Move) -> bytes | None:
     """A move as the kernel reads it, or None if it cannot be trusted with the memory."""
-    target, before, alpha, active, trainable, theta, shrink, decay = move
+    target, before, alpha, active, trainable, theta, shrink, decay, rate, limit = move
     if not (is_plain(target) and is_plain(before) and _lie_alike(target, before)):
         return None
     factor = 1.0 if shrink == 1.0 else _shrink_of_weight(shrink, alpha)
+    found = 0.0 if rate is None and alpha != 1 else float(rate or 1)
     out, start, new, size = target.data_ptr(), before.data_ptr(), 0, target.numel()
     graph = target.requires_grad or before.requires_grad
     if factor is None or _overlap(out, start, size):
@@ -148,7 +149,7 @@ def _row(move: Move) -> bytes | None:
         if mask is not None and not (is_plain(mask, torch.bool) and _lie_alike(target, mask)):
             return None
     used, moved = (0 if mask is None else mask.data_ptr() for mask in (active, trainable))
-    return _ROW.pack(out, start, new, used, moved, size, alpha, factor, *decay)
+    return _ROW.pack(out, start, new, used, moved, size, alpha, factor, *decay, found, float(limit))
 
 
 def is_plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:

@@ -119,13 +119,23 @@ INLINE void mend(const Rule *c, const float *w, const float *move, const float *
     }
 }
 
+/* A move divided by ρ; where the slope s² is above its limit, as if it were the limit. Unmatched, it stays as it is. */
+typedef struct {
+    float scale, limit; /* 1/ρ and the largest s² */
+} Rate;
+INLINE float matched(const Rate *rate, float square, float move) {
+    float share = rate->limit / square;
+    return move * rate->scale * (share < 1 ? share : 1);
+}
+
 /* Nearly all lanes are near 0 in r: a series added to w is exact where the move is zero. The few others come after. */
-INLINE void follow(const Rule *c, const float *restrict w, const float *restrict move, float *restrict x) {
-    float r[BLOCK];
+INLINE void follow(const Rule *c, const Rate *rate, const float *restrict w, float *restrict move, float *restrict x) {
+    float r[BLOCK], alpha = (float)c->alpha;
     int far = 0;
     EACH {
-        float pull = with_sign_of(w[i], only(-(w[i] != 0), move[i]));
-        r[i] = (float)c->alpha * pull * power(&c->first, between(TINY, fabsf(w[i]), 0x1p125f));
+        float size = between(TINY, fabsf(w[i]), 0x1p125f), root = alpha * power(&c->first, size);
+        move[i] = matched(rate, alpha * root * size, move[i]);
+        r[i] = root * with_sign_of(w[i], only(-(w[i] != 0), move[i]));
         x[i] = w[i] + w[i] * (r[i] * polynomial(c->growth, SHORT, r[i]));
         far |= !(fabsf(r[i]) <= c->near);
     }
@@ -133,11 +143,12 @@ INLINE void follow(const Rule *c, const float *restrict w, const float *restrict
 }
 
 /* α = 2: no power at all */
-INLINE void follow_square(const float *restrict w, const float *restrict move, float *restrict x) {
+INLINE void follow_square(const Rate *rate, const float *restrict w, const float *restrict move, float *restrict x) {
     EACH {
-        float r = 2 * with_sign_of(w[i], only(-(w[i] != 0), move[i])), y = 1 + r, size = fabsf(w[i]);
-        float near = w[i] + w[i] * (r * (r + 2)), far = with_sign_of(w[i], size < TINY ? TINY : size) * y * fabsf(y);
-        x[i] = either(-(fabsf(r) <= 0.25f), near, far + (size - size));
+        float size = fmaxf(fabsf(w[i]), TINY), push = matched(rate, 4 * size, move[i]);
+        float r = 2 * with_sign_of(w[i], only(-(w[i] != 0), push)), y = 1 + r;
+        float near = w[i] + w[i] * (r * (r + 2)), far = with_sign_of(w[i], size) * y * fabsf(y);
+        x[i] = either(-(fabsf(r) <= 0.25f), near, far + (w[i] - w[i]));
     }
 }
 
@@ -148,40 +159,92 @@ typedef struct {
     const uint8_t *active, *trainable;
     int64_t size;
     double alpha, shrink, decay_active, decay_rest; /* shrink: of the weight, not of φ */
+    double rate, limit; /* ρ and the largest s² that counts; ρ = 0 where they are to be found */
 } Move;
 
 enum { LINEAR, SQUARE, OTHER };
 INLINE void widen(const uint8_t *mask, int32_t *restrict out) { EACH out[i] = mask ? -(mask[i] != 0) : -1; }
-/* A block; `kind` and `plain` (no masks, no decay, no θ) are constants. */
-INLINE void update(const Move *m, const Rule *c, int kind, int plain) {
-    float w[BLOCK], move[BLOCK], x[BLOCK], shrink = (float)m->shrink;
+/* What a block starts from: θ, how far it is to go, and what α = 1 makes of it; without masks, decay and θ if `plain` */
+typedef struct {
+    float w[BLOCK], move[BLOCK], x[BLOCK];
     int32_t active[BLOCK], trainable[BLOCK];
-    if (plain) EACH w[i] = m->before[i], move[i] = m->target[i] - w[i];
-    else {
-        float used = (float)m->decay_active, hidden = (float)m->decay_rest;
-        int32_t decays = -(used != 0 || hidden != 0);
-        widen(m->active, active);
-        widen(m->trainable, trainable);
-        EACH {
-            float shown = only(active[i] & trainable[i], m->before[i]), goal = only(trainable[i], m->target[i]);
-            w[i] = only(trainable[i], m->before[i]);
-            move[i] = goal - shown - only(decays, either(active[i], used, hidden) * w[i]);
-            x[i] = either(active[i] & ~decays, goal, w[i] + move[i]);
-        }
-    }
-    if (kind == OTHER) follow(c, w, move, x);
-    if (kind == SQUARE) follow_square(w, move, x);
+} Block;
+INLINE void read_block(const Move *m, Block *b, int plain) {
     if (plain) {
-        EACH m->target[i] = normal(shrink * x[i]);
+        EACH b->w[i] = m->before[i], b->move[i] = m->target[i] - b->w[i];
         return;
     }
-    EACH x[i] = either(trainable[i], kind == LINEAR ? shrink * x[i] : normal(shrink * x[i]), m->before[i]);
-    if (m->theta) EACH m->theta[i] = x[i];
-    EACH m->target[i] = only(active[i], x[i]);
+    float used = (float)m->decay_active, hidden = (float)m->decay_rest;
+    int32_t decays = -(used != 0 || hidden != 0);
+    widen(m->active, b->active);
+    widen(m->trainable, b->trainable);
+    EACH {
+        int32_t active = b->active[i], trainable = b->trainable[i];
+        float shown = only(active & trainable, m->before[i]), goal = only(trainable, m->target[i]);
+        b->w[i] = only(trainable, m->before[i]);
+        b->move[i] = goal - shown - only(decays, either(active, used, hidden) * b->w[i]);
+        b->x[i] = either(active & ~decays, goal, b->w[i] + b->move[i]);
+    }
+}
+
+/* A block; `kind` and `plain` are constants. */
+INLINE void update(const Move *m, const Rule *c, int kind, int plain) {
+    Block b;
+    Rate rate = {(float)(1 / m->rate), (float)m->limit};
+    float shrink = (float)m->shrink;
+    read_block(m, &b, plain);
+    if (kind == OTHER) follow(c, &rate, b.w, b.move, b.x);
+    if (kind == SQUARE) follow_square(&rate, b.w, b.move, b.x);
+    if (plain) {
+        EACH m->target[i] = normal(shrink * b.x[i]);
+        return;
+    }
+    EACH b.x[i] = either(b.trainable[i], kind == LINEAR ? shrink * b.x[i] : normal(shrink * b.x[i]), m->before[i]);
+    if (m->theta) EACH m->theta[i] = b.x[i];
+    EACH m->target[i] = only(b.active[i], b.x[i]);
+}
+
+/* --- matched rates: what `matched` in update.py does with torch --------------------------------------------------- */
+
+enum { SIZES, MOVES, STRIPS = 64, LANES = 16 };
+static const double STEEPEST = 4, FARTHEST = 0.05;
+
+/* Sums in lanes, each of its own, and always added in one order */
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef struct {
+    Lanes first, second, third;
+} Sums;
+INLINE void add(Lanes *sum, const float *x) {
+    Lanes part;
+    for (int i = 0; i < BLOCK; i += LANES) memcpy(&part, x + i, sizeof part), *sum += part;
+}
+
+/* Adds 1, |w|, w² of the weights that are used and move; or, for their proposals p, p², s²p², (s²p)² */
+INLINE void sum_block(const Move *m, const Rule *c, Sums *sums, int what, int kind, int plain) {
+    Block b;
+    float first[BLOCK], second[BLOCK], third[BLOCK], limit = (float)m->limit, alpha = (float)c->alpha;
+    read_block(m, &b, plain);
+    if (!plain) EACH b.active[i] &= b.trainable[i], b.w[i] = only(b.active[i], b.w[i]), b.move[i] = only(b.active[i], b.move[i]);
+    if (what == SIZES) EACH first[i] = plain ? 1 : (float)-b.active[i], second[i] = fabsf(b.w[i]), third[i] = b.w[i] * b.w[i];
+    else EACH {
+        float p = b.move[i], size = between(TINY, fabsf(b.w[i]), 0x1p125f);
+        float slope = kind == SQUARE ? 4 * size : alpha * alpha * size * power(&c->first, size);
+        slope = slope < limit ? slope : limit;
+        first[i] = p * p, second[i] = slope * p * p, third[i] = slope * p * (slope * p);
+    }
+    add(&sums->first, first), add(&sums->second, second), add(&sums->third, third);
+}
+
+/* --- tensors ------------------------------------------------------------------------------------------------------ */
+
+enum { UPDATE = MOVES + 1 };
+INLINE void block(const Move *m, const Rule *c, Sums *sums, int what, int kind, int plain) {
+    if (what == UPDATE) update(m, c, kind, plain);
+    else sum_block(m, c, sums, what, kind, plain);
 }
 
 /* The rest of a tensor, in a block of its own */
-INLINE void update_part(const Move *m, const Rule *c, size_t n, int kind, int plain) {
+INLINE void rest(const Move *m, const Rule *c, size_t n, Sums *sums, int what, int kind, int plain) {
     float target[BLOCK] = {0}, before[BLOCK] = {0}, theta[BLOCK];
     uint8_t masks[2][BLOCK] = {{0}};
     Move part = *m;
@@ -190,37 +253,81 @@ INLINE void update_part(const Move *m, const Rule *c, size_t n, int kind, int pl
     part.theta = m->theta ? theta : NULL;
     part.active = m->active ? memcpy(masks[0], m->active, n) : NULL;
     part.trainable = m->trainable ? memcpy(masks[1], m->trainable, n) : NULL;
-    update(&part, c, kind, plain);
+    block(&part, c, sums, what, kind, plain);
+    if (what != UPDATE) return;
     memcpy(m->target, target, n * sizeof *target);
     if (m->theta) memcpy(m->theta, theta, n * sizeof *theta);
 }
 
-INLINE void updates(const Move *m, const Rule *c, int64_t at, int64_t to, int kind, int plain) {
+INLINE void blocks(const Move *m, const Rule *c, int64_t at, int64_t to, Sums *sums, int what, int kind, int plain) {
     for (; at < to; at += BLOCK) {
-        Move here = {m->target + at, m->before + at, m->theta ? m->theta + at : NULL, m->active ? m->active + at : NULL,
-                     m->trainable ? m->trainable + at : NULL, m->size, m->alpha, m->shrink, m->decay_active, m->decay_rest};
-        if (at + BLOCK <= to) update(&here, c, kind, plain);
-        else update_part(&here, c, (size_t)(to - at), kind, plain);
+        Move here = *m;
+        here.target += at, here.before += at;
+        if (m->theta) here.theta += at;
+        if (m->active) here.active += at;
+        if (m->trainable) here.trainable += at;
+        if (at + BLOCK <= to) block(&here, c, sums, what, kind, plain);
+        else rest(&here, c, (size_t)(to - at), sums, what, kind, plain);
     }
 }
 
 /* Constants, so that the loops have no questions in them */
-CLONES static void stretch(const Move *m, const Rule *c, int64_t from, int64_t to) {
+INLINE void some(const Move *m, const Rule *c, int64_t from, int64_t to, Sums *sums, int what, int kind) {
     int more = m->active || m->trainable || m->theta || m->decay_active != 0 || m->decay_rest != 0;
-    if (m->alpha == 1) updates(m, c, from, to, LINEAR, 0);
-    else if (m->alpha == 2) more ? updates(m, c, from, to, SQUARE, 0) : updates(m, c, from, to, SQUARE, 1);
-    else more ? updates(m, c, from, to, OTHER, 0) : updates(m, c, from, to, OTHER, 1);
+    more ? blocks(m, c, from, to, sums, what, kind, 0) : blocks(m, c, from, to, sums, what, kind, 1);
+}
+CLONES static void stretch(const Move *m, const Rule *c, int64_t from, int64_t to) {
+    if (m->alpha == 1) blocks(m, c, from, to, NULL, UPDATE, LINEAR, 0);
+    else if (m->alpha == 2) some(m, c, from, to, NULL, UPDATE, SQUARE);
+    else some(m, c, from, to, NULL, UPDATE, OTHER);
+}
+CLONES static void add_up(const Move *m, const Rule *c, int64_t from, int64_t to, double *total, int what) {
+    Sums sums = {{0}, {0}, {0}};
+    if (what == SIZES) some(m, c, from, to, &sums, SIZES, SQUARE);
+    else if (m->alpha == 2) some(m, c, from, to, &sums, MOVES, SQUARE);
+    else some(m, c, from, to, &sums, MOVES, OTHER);
+    for (int i = 0; i < LANES; i++) total[0] += sums.first[i], total[1] += sums.second[i], total[2] += sums.third[i];
+}
+
+/* In strips of the tensor's own, whose sums are added in their order whatever the threads; none long in float32 */
+static void sums_of(const Move *m, const Rule *c, int threads, int what, double *sums) {
+    const int64_t length = 64 * BLOCK, strips = (m->size + length - 1) / length, each = (strips + STRIPS - 1) / STRIPS;
+    double totals[STRIPS][3] = {{0}};
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && m->size > 1 << 15)
+    for (int i = 0; i < STRIPS; i++)
+        for (int64_t at = i * each * length; at < (i + 1) * each * length && at < m->size; at += length)
+            add_up(m, c, at, at + length < m->size ? at + length : m->size, totals[i], what);
+    for (int i = 0; i < STRIPS; i++)
+        for (int j = 0; j < 3; j++) sums[j] += totals[i][j];
+}
+
+static void find_rate(Move *m, const Rule *c, int threads) {
+    double sizes[3] = {0}, moves[3] = {0};
+    sums_of(m, c, threads, SIZES, sizes);
+    double count = m->active || m->trainable ? sizes[0] : (double)m->size, rate = 0;
+    m->rate = 1, m->limit = INFINITY;
+    if (count == 0 || sizes[2] == 0) return;
+    m->limit = STEEPEST * m->alpha * m->alpha * pow(fmax(sizes[1] / count, TINY), 2 - 2 / m->alpha);
+    sums_of(m, c, threads, MOVES, moves);
+    if (moves[0] != 0) {
+        double kept = moves[1] / moves[0], bound = sqrt(moves[2] / sizes[2]) / FARTHEST;
+        rate = kept >= bound ? kept : bound;
+    }
+    if (rate > 0 && isfinite(rate)) m->rate = rate;
+    else m->limit = INFINITY;
 }
 
 /* One tensor after the other, so that tensors that share memory are moved in their order whatever the threads. */
 void powerprop_update(const Move *moves, int64_t count, int threads) {
     const int64_t length = 1 << 15;
     Rule c = {.alpha = 0};
-    for (const Move *m = moves; m < moves + count; m++) {
-        if (m->alpha != c.alpha && m->alpha != 1 && m->alpha != 2) c = rule_of(m->alpha);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && m->size > length)
-        for (int64_t at = 0; at < m->size; at += length)
-            stretch(m, &c, at, at + length < m->size ? at + length : m->size);
+    for (int64_t i = 0; i < count; i++) {
+        Move m = moves[i];
+        if (m.alpha != c.alpha && m.alpha != 1 && m.alpha != 2) c = rule_of(m.alpha);
+        if (m.rate == 0) find_rate(&m, &c, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && m.size > length)
+        for (int64_t at = 0; at < m.size; at += length)
+            stretch(&m, &c, at, at + length < m.size ? at + length : m.size);
     }
 }
 

@@ -282,7 +282,7 @@ def make_learner(
     rate = equal_rate(1.0, cfg.magnitude, alpha) if cfg.magnitude else 1.0
     momentum_lr = cfg.momentum_lr if strategy == "EfficientPackNet" or alpha > 1 else 0.0
     names: dict[str, Any] = {"heads": "parts", "where": SHARED_WEIGHTS}
-    options = {"alpha": alpha, "steps": cfg.steps, "batch_size": cfg.batch, "seed": seed, **names}
+    options = {"alpha": alpha, "rate": "paper", "steps": cfg.steps, "batch_size": cfg.batch, "seed": seed, **names}
     options |= own_options(cfg, strategy, strength, damping)
     return STRATEGIES[strategy](model, partial(make_optimizer, model, momentum_lr, rate), objective=Elbo(), **options)
 

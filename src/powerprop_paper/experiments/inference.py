@@ -198,9 +198,9 @@ def make_learner(cfg: Config, outputs: int, seed: int) -> EfficientPackNet:
     """The learner of all jobs, with the first weights of its seed."""
     model = models.mlp([784, cfg.width, cfg.width, outputs], generator=torch.Generator().manual_seed(seed))
     return EfficientPackNet(
-        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, gamma=cfg.gamma, steps=cfg.steps,
-        retrain_steps=cfg.retrain_steps, prunings=cfg.prunings, clip=1.0, seed=seed, pruning_steps=cfg.pruning_steps,
-        reuse="output", batch_size=BATCH,
+        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, rate="paper", gamma=cfg.gamma,
+        steps=cfg.steps, retrain_steps=cfg.retrain_steps, prunings=cfg.prunings, clip=1.0, seed=seed,
+        pruning_steps=cfg.pruning_steps, reuse="output", batch_size=BATCH,
     )  # fmt: skip
 
 

@@ -323,7 +323,7 @@ def make_optimizer(
                     weight.grad.add_(weight.detach().sign(), alpha=decay)
 
         base.register_step_pre_hook(pull)
-    return pp.Powerprop(base, model, alpha) if parametrization == TARGETS else base
+    return pp.Powerprop(base, model, alpha, rate="paper") if parametrization == TARGETS else base
 
 
 def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dict[str, Any]:

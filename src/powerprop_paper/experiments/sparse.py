@@ -273,7 +273,7 @@ def make_optimizer(
         sparsity, distribution, steps, layer_rules(cfg, distribution), seed, cfg.topkast_every, cfg.regrow_every,
         cfg.topkast_decay,
     )  # fmt: skip
-    return pp.Powerprop(base, model, cfg.alpha if METHODS[method].powerprop else 1.0, sparsify=sparsify)
+    return pp.Powerprop(base, model, cfg.alpha if METHODS[method].powerprop else 1.0, sparsify=sparsify, rate="paper")
 
 
 def rate(done: float, warmup: float) -> float:

@@ -203,7 +203,9 @@ def strategy(cfg: Config, method: str, alpha: float) -> Callable[..., Strategy]:
         "perfect-memory": PerfectMemory,
         "vcl": partial(VCL, examples=cfg.steps, samples=1),
         "packnet": partial(PackNet, total_tasks=len(cfg.tasks)),
-        "efficient-packnet": partial(EfficientPackNet, alpha=alpha, gamma=None, grid=(KEPT,), when_full="train"),
+        "efficient-packnet": partial(
+            EfficientPackNet, alpha=alpha, rate="paper", gamma=None, grid=(KEPT,), when_full="train"
+        ),
     }
     return made[method]
 

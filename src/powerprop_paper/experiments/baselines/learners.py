@@ -74,7 +74,7 @@ def make_learner(
         return getattr(torch.optim, kind)(params, lr=lr, fused=fused)  # type: ignore[no-any-return]
 
     options = {
-        "steps": plan.steps, "batch_size": protocol.batch, "seed": seed, "alpha": alpha,
+        "steps": plan.steps, "batch_size": protocol.batch, "seed": seed, "alpha": alpha, "rate": "paper",
         "objective": Classification("stream", among=protocol.among) if outputs == STREAM else Classification(),
         "heads": "heads" if outputs == HEADS else None, "carry": protocol.carry and STRATEGIES[strategy].carries, **own,
     }  # fmt: skip

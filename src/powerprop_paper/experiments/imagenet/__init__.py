@@ -210,7 +210,7 @@ def make_optimizer(cfg: Config, this: Cell, seed: int, model: nn.Module) -> pp.P
     groups = [{"params": list(weights.values()), "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
     base = torch.optim.SGD(groups, this.rate * cfg.batch / 256, momentum=MOMENTUM, nesterov=True)
     sparsify = method.make(this.sparsity, this.distribution, cfg.length(this), this.rules, seed)
-    return pp.Powerprop(base, model, this.alpha, sparsify=sparsify)
+    return pp.Powerprop(base, model, this.alpha, sparsify=sparsify, rate="paper")
 
 
 def rate_factor(step: int, steps: int) -> float:
