@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 OUT ?= runs
 JOBS ?= 2
 # What the kernel has a part in: tested without it too.
-CORE := tests/test_update.py tests/test_kernel.py tests/test_prune.py $(wildcard tests/test_optim*.py)
+CORE := tests/test_update.py tests/test_kernel.py tests/sparsify/test_prune.py $(wildcard tests/test_optim*.py)
 
 .PHONY: demo test kernel lint bench bench-quick chaos fuzz contracts results clean
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import powerprop as pp
+import sparse
 from nets import batch, same, train
-from powerprop.sparsify import Method
 
 ALPHAS = [1.0, 1.375, 2.0]
 BASES: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
@@ -18,17 +18,10 @@ BASES: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=1e-1),
 }
-SPARSIFIERS: dict[str, Callable[[], Method | None]] = {
-    "dense": lambda: None,
-    "static": lambda: pp.Static(0.7),
-    "snip": lambda: pp.SNIP(0.7),
-    "set": lambda: pp.SET(0.7, steps=40, interval=2),
-    "rigl": lambda: pp.RigL(0.7, steps=40, interval=2),
-    "snfs": lambda: pp.SNFS(0.7, steps=40, interval=2),
-    "dsr": lambda: pp.DSR(0.7, steps=40, interval=2, threshold=0.05),
-    "iterative": lambda: pp.IterativePruning(0.7, start=1, stop=12, interval=2),
-    "topkast": lambda: pp.TopKAST(0.7, steps=40, interval=2, backward_sparsity=0.3),
-}
+SPARSIFIERS = ["dense", "static", "snip", "set", "rigl", "snfs", "dsr", "iterative", "topkast"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dsr": {"threshold": 0.05}, "iterative": {"start": 1, "stop": 12}, "topkast": {"backward_sparsity": 0.3},
+}  # fmt: skip
 BEFORE, AFTER = 5, 4
 
 
@@ -42,7 +35,8 @@ def plain(seed: int) -> nn.Sequential:
 
 
 def wrapped(model: nn.Module, method: str, base: str, alpha: float) -> pp.Powerprop:
-    return pp.Powerprop(BASES[base](model), model, alpha, sparsify=SPARSIFIERS[method]())
+    options = {"sparsity": 0.7, "steps": 40, "interval": 2, **OPTIONS.get(method, {})}
+    return pp.Powerprop(BASES[base](model), model, alpha, sparsify=sparse.make(method, **options))
 
 
 def begun(method: str, base: str, alpha: float) -> tuple[nn.Module, pp.Powerprop]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,14 +29,17 @@ RANDOM = ["static", "set", "rigl", "snfs", "dsr"]
 REDISTRIBUTE = ["snfs", "dsr"]
 
 
+def make(method: str, **options: Any) -> Method | None:
+    """A method with these options, as far as it has them; "dense" is none."""
+    if method in ("static", "snip"):
+        options.pop("interval", None)
+    return None if method == "dense" else METHODS[method](**options)
+
+
 def sparse(
-    method: str,
-    base: str = "momentum",
-    alpha: float = 1.0,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    **options: object,
-) -> tuple[nn.Sequential, pp.Powerprop]:
+    method: str, base: str = "momentum", alpha: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> tuple[nn.Sequential, pp.Powerprop]:  # fmt: skip
     """A small network and its optimiser with this method at 80%, unless told otherwise."""
     model = net(seed, hidden=20).to(dtype)
     sparsify = METHODS[method](**{"sparsity": 0.8, "steps": STEPS, **options})

@@ -9,9 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 import nets
 import powerprop as pp
+import sparse
 from powerprop_paper.data import Batches
 from powerprop_paper.train import MetricsLog, evaluate, fit, load_checkpoint
 from powerprop_paper.train.distributed import ALONE, RankBatches, Ranks, leave, process_group, under_torchrun
@@ -27,17 +26,7 @@ from powerprop_paper.train.precision import Precision
 
 STEPS, KILLED_AT = 60, 37
 
-METHODS: dict[str, Callable[[], Any]] = {
-    "dense": lambda: None,
-    "static": lambda: pp.Static(0.7, steps=200),
-    "snip": lambda: pp.SNIP(0.7, steps=200),
-    "set": lambda: pp.SET(0.7, steps=200, interval=20),
-    "rigl": lambda: pp.RigL(0.7, steps=200, interval=20, distribution="erk"),
-    "snfs": lambda: pp.SNFS(0.7, steps=200, interval=20),
-    "dsr": lambda: pp.DSR(0.7, steps=200, interval=20),
-    "iterative": lambda: pp.IterativePruning(0.7, steps=200),
-    "top-kast": lambda: pp.TopKAST(0.7, steps=200),
-}
+METHODS = ["dense", *sparse.METHODS]
 
 
 def batches(seed: int = 0) -> Batches:
@@ -49,7 +38,7 @@ def train_method(name: str, ranks: Ranks) -> dict[str, Tensor]:
     """200 steps; the weights, and the masks that the optimiser holds."""
     model = nets.net()
     base = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
-    optimizer = pp.Powerprop(base, model, 2.0, sparsify=METHODS[name]())
+    optimizer = pp.Powerprop(base, model, 2.0, sparsify=sparse.make(name, sparsity=0.7, steps=200, interval=20))
     fit(model, optimizer, RankBatches(batches(), ranks), 200, ranks=ranks)
     masks = {f"active.{n}": m for n, m in optimizer.active.items()}
     masks |= {f"trainable.{n}": m for n, m in optimizer.trainable.items()}

@@ -14,7 +14,6 @@ import powerprop as pp
 import sparse
 import strategies
 import test_continual_contract as strategy_contract
-import test_sparsify_contract as sparsify_contract
 from powerprop.continual import STRATEGIES, Strategy
 from powerprop.sparsify import SET
 from powerprop.sparsify.calibrated import CRITERIA
@@ -24,6 +23,7 @@ from powerprop_paper.report.palette import AZURE, VIOLET, Look, method_look
 from powerprop_paper.run import Experiment
 from powerprop_paper.sparse_methods import METHODS, SPARSIFIERS, add
 from runs import PRESET, digits, run_smoke, table
+from sparsify import test_sparsify_contract as sparsify_contract
 
 
 @pytest.fixture(autouse=True)

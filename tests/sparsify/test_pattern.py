@@ -13,17 +13,7 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from powerprop.sparsify.pattern import fill, pattern_masks, sparsity_of
-
-METHODS = {
-    "static": lambda **k: pp.Static(**k),
-    "snip": lambda **k: pp.SNIP(**k),
-    "set": lambda **k: pp.SET(interval=5, steps=40, **k),
-    "rigl": lambda **k: pp.RigL(interval=5, steps=40, **k),
-    "snfs": lambda **k: pp.SNFS(interval=5, steps=40, **k),
-    "dsr": lambda **k: pp.DSR(interval=5, steps=40, **k),
-    "iterative": lambda **k: pp.IterativePruning(steps=40, interval=4, **k),
-    "topkast": lambda **k: pp.TopKAST(interval=5, steps=40, **k),
-}
+from sparse import METHODS, make
 
 
 def groups(weight: Tensor, m: int) -> Tensor:
@@ -82,7 +72,7 @@ def test_prune(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_sparsifier_keeps_the_pattern(name: str, alpha: float) -> None:
     model = net()
-    method = METHODS[name](sparsity=0.5, pattern="2:4", layers={"0.weight": 0.0})
+    method = make(name, sparsity=0.5, steps=40, interval=5, pattern="2:4", layers={"0.weight": 0.0})
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = pp.Powerprop(base, model, alpha=alpha, sparsify=method)
     x, y = torch.randn(16, 3, 6, 6), torch.randint(5, (16,))

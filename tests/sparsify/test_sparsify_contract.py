@@ -1,7 +1,6 @@
 """The contract of every sparse-training method, for α = 1 and α > 1, under every kind of base optimiser."""
 
 import io
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 import powerprop as pp
 from nets import batch, net, same, train, weights
 from powerprop.allocate import DISTRIBUTIONS, layer_counts
 from powerprop.weight import WeightState
-from powerprop_paper.train.distributed import leave
 from sparse import METHODS, RANDOM, REDISTRIBUTE, STEPS, counts, sparse
 from unseen import UNSEEN
 
@@ -371,48 +368,3 @@ def test_random_masks_do_not_depend_on_torch_s_defaults(method: str) -> None:
     assert optimizer.active == wanted
     with torch.device("meta"):
         assert METHODS[method](sparsity=0.8, steps=STEPS).random(torch.zeros(3, device="cpu")).device.type == "cpu"
-
-
-# --- two ranks --------------------------------------------------------------------------------------------------
-
-RUNS = [*((method, 1.0) for method in METHODS), *((method, 2.0) for method in ("rigl", "snfs", "topkast"))]
-
-
-def run_200(method: str, alpha: float, rank: int, ranks: int) -> dict[str, dict[str, Tensor]]:
-    """200 steps, with this rank's share of every batch; float64, so that rounding does not decide who is dropped."""
-    model, optimizer = sparse(method, "momentum", alpha, dtype=torch.float64, steps=200)
-    forward: nn.Module = DistributedDataParallel(model) if ranks > 1 else model
-    for step in range(200):
-        x, y = (t[rank::ranks] for t in batch(step))
-        optimizer.zero_grad()
-        F.cross_entropy(forward(x.double()), y).backward()
-        optimizer.step()
-    return {"weights": weights(model), "active": dict(optimizer.active), "trainable": dict(optimizer.trainable)}
-
-
-def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save({f"{m} {a}": run_200(m, a, rank, 2) for m, a in RUNS}, f"{folder}/{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    leave(0)
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, dict[str, Tensor]]]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(run_rank, (str(folder),), nprocs=2)  # type: ignore[no-untyped-call]
-    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
-
-
-@pytest.mark.parametrize(("method", "alpha"), RUNS)
-def test_two_ranks_are_one(two_ranks: list[dict[str, dict[str, dict[str, Tensor]]]], method: str, alpha: float) -> None:
-    left, right = (rank[f"{method} {alpha}"] for rank in two_ranks)
-    alone = run_200(method, alpha, 0, 1)
-    for kind, tensors in left.items():
-        assert all(torch.equal(t, right[kind][n]) for n, t in tensors.items())
-    for kind in ("active", "trainable"):
-        assert all(torch.equal(t, alone[kind][n]) for n, t in left[kind].items())
-    for name, weight in alone["weights"].items():
-        assert torch.allclose(left["weights"][name], weight, rtol=1e-6, atol=1e-7), name
