@@ -182,13 +182,10 @@ def _measured(candidate: Candidate, margin: float) -> list[Choice]:
     finally:
         for handle in handles:
             handle.remove()
-    linked = sparse_layers.links(candidate.network) if isinstance(candidate.network, fx.GraphModule) else set()
-    return [_choice(name, *found[name], candidate.traced, linked, margin) for name in found]
+    return [_choice(name, *found[name], candidate.traced, margin) for name in found]
 
 
-def _choice(
-    name: str, layer: nn.Module, x: Tensor, traced: bool, linked: set[tuple[str, str]], margin: float
-) -> Choice:
+def _choice(name: str, layer: nn.Module, x: Tensor, traced: bool, margin: float) -> Choice:
     """The rule for one layer."""
     weight = matrix(layer)
     assert weight is not None
@@ -199,8 +196,7 @@ def _choice(
         other = sparse_layers.sparse_layer(layer, many=x.dim() > 1 and len(x) > 1)
         calls: dict[str, Callable[[], object]] = {"dense": partial(layer, x), "sparse": partial(other, x)}
         if traced and x.dim() == 2 and isinstance(other, SparseLinear):
-            before, after = (any(name == pair[i] for pair in linked) for i in (1, 0))
-            calls = _in_a_graph(layer, other, x, before, after)
+            calls = _in_a_graph(layer, other, x)
         calls["sparse"]()
     except RuntimeError as error:
         return Choice(name, "dense", zero, reason=f"no sparse product here: {str(error).splitlines()[0]}")
@@ -208,27 +204,15 @@ def _choice(
     return Choice(name, choose(times["dense"], times["sparse"], margin), zero, times["dense"], times["sparse"])
 
 
-def _in_a_graph(
-    layer: nn.Module, other: SparseLinear, x: Tensor, before: bool, after: bool
-) -> dict[str, Callable[[], object]]:
-    """Calls of a linear layer as they run there: columns come from the layer before and go to the next, if linked."""
-    parts, used = (other.weight, other.bias, other.stacked), other.used
-    given = sparse_layers.columns(x).contiguous() if before else None
-
-    def call() -> Tensor:
-        y = sparse_layers.product(
-            *parts, sparse_layers.columns(x, used) if given is None or used is not None else given
-        )
-        return y if after else sparse_layers.rows(y).contiguous()
-
-    if type(layer) is not nn.Linear:
-        return {"dense": partial(layer, x), "sparse": call}
-    dense = sparse_layers.DenseLinear(layer)
-    bias, turned = dense.bias, dense.turned
-    return {
-        "dense": lambda: torch.addmm(bias, x if given is None else sparse_layers.rows(given), turned),
-        "sparse": call,
-    }
+def _in_a_graph(layer: nn.Module, other: SparseLinear, x: Tensor) -> dict[str, Callable[[], object]]:
+    """Calls of a linear layer as they run there, without their modules; rows stay views, as between sparse layers."""
+    parts = other.weight, other.bias, other.stacked
+    dense = partial(layer, x)
+    if type(layer) is nn.Linear:
+        turned = sparse_layers.DenseLinear(layer)
+        dense = partial(torch.addmm, turned.bias, x, turned.turned)
+    columns, product, rows = sparse_layers.columns, sparse_layers.product, sparse_layers.rows
+    return {"dense": dense, "sparse": lambda: rows(product(*parts, columns(x, other.used)))}
 
 
 def best_times(

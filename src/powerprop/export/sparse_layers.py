@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from powerprop.export.graph import is_inplace, is_pointwise, module_of, replace_node, shape_of, tidy
 from powerprop.sparse.products import transposed
 
-__all__ = ["DenseLinear", "SparseConv", "SparseLinear", "columns", "links", "lower", "matrix", "product", "rows"]
+__all__ = ["DenseLinear", "SparseConv", "SparseLinear", "columns", "lower", "matrix", "product", "rows"]
 
 WIDE = 8
 """From this many rows on the vectorised transposition is faster than the plain one."""
@@ -192,24 +192,6 @@ class SparseConv(_Sparse):
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
-
-
-def links(network: fx.GraphModule) -> set[tuple[str, str]]:
-    """Pairs of linear layers on vectors of which the first can hand columns on to the second."""
-    found = set()
-    for node in network.graph.nodes:
-        source = node.all_input_nodes[0] if _takes_columns(network, node) else None
-        while source is not None and is_pointwise(network, source):
-            source = source.all_input_nodes[0]
-        if source is not None and _takes_columns(network, source):
-            found.add((str(source.target), str(node.target)))
-    return found
-
-
-def _takes_columns(network: fx.GraphModule, node: fx.Node) -> bool:
-    layer = module_of(network, node)
-    linear = layer is not None and matrix(layer) is not None and not isinstance(layer, _ConvNd)
-    return linear and len(shape_of(node)) == 2
 
 
 def lower(network: fx.GraphModule, sparse: Collection[str], many: bool) -> None:
