@@ -113,7 +113,7 @@ def test_a_wheel_of_the_tree_has_the_kernel_and_trains_with_it(tools: dict[str, 
     assert "-py3-none-" in made.name
     assert not made.name.endswith("-any.whl")
     inside = {name.rsplit("/", 1)[1] for name in contents(made)}
-    assert inside == {"__init__.py", "kernel.c", "libpowerprop.kernel.so"}
+    assert inside == {"__init__.py", "kernel.c", "sparse.c", "libpowerprop.kernel.so"}
     package, backend = trained(made, tmp_path / "env")
     assert backend.startswith(f"kernel: {package / 'kernel'}")
 
