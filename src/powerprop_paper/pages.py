@@ -23,8 +23,8 @@ from powerprop_paper.report.page import SMOKE, html
 from powerprop_paper.run import Run, plain
 
 __all__ = [
-    "Column", "Figure", "Headline", "Page", "Percent", "Section", "Stat", "Table", "Value", "command",
-    "diverged_section", "seeds_in_words", "write", "write_page",
+    "Column", "Figure", "Headline", "Page", "Percent", "Section", "Stat", "Table", "Value", "command", "write",
+    "write_page",
 ]  # fmt: skip
 
 PROVES = (
@@ -67,15 +67,10 @@ class Section:
     figures: Sequence[Figure | Image] = ()
     tables: Sequence[Table] = ()
 
-
-def seeds_in_words(seeds: int) -> str:
-    """`one seed`, `3 seeds`."""
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
-
-
-def diverged_section(lost: Sequence[str]) -> list[Section]:
-    """Which runs came to no end, and why; nothing if all did."""
-    return [Section("Diverged", "\n\n".join(lost))] if lost else []
+    @classmethod
+    def diverged(cls, lost: Sequence[str]) -> list[Section]:
+        """Which runs came to no end, and why; nothing if all did."""
+        return [cls("Diverged", "\n\n".join(lost))] if lost else []
 
 
 @dataclass(frozen=True)

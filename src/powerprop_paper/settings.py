@@ -68,18 +68,6 @@ def require(condition: object, message: str) -> None:
         raise ValueError(message)
 
 
-def check_held_back(validation: int, images: int) -> None:
-    """Images held back must be fewer than those that are used; 0 images are all."""
-    require(not images or validation < images, f"validation must be below the {images} images, got {validation}")
-
-
-def check_prunings(prunings: int, pruning_steps: int, retrain_steps: int) -> None:
-    """Gradual pruning must fit into the retraining."""
-    asked = prunings * pruning_steps
-    text = f"prunings times pruning_steps must be at most {retrain_steps}, the retrain_steps, got {asked}"
-    require(asked <= retrain_steps, text)
-
-
 @dataclass(frozen=True)
 class Settings:
     """The base of every experiment's settings. Further conditions follow `super().__post_init__()`."""
@@ -88,6 +76,23 @@ class Settings:
         kinds = get_type_hints(type(self), include_extras=True)
         for each in fields(self):
             _check(each.name, getattr(self, each.name), kinds[each.name])
+
+    def check_held_back(self) -> None:
+        """Images held back for `validation` must be fewer than the `images` that are used; 0 images are all."""
+        held, images = (getattr(self, name) for name in ("validation", "images"))
+        require(not images or held < images, f"validation must be below the {images} images, got {held}")
+
+    def check_prunings(self) -> None:
+        """Gradual pruning must fit into the retraining."""
+        prunings, between, most = (getattr(self, name) for name in ("prunings", "pruning_steps", "retrain_steps"))
+        text = f"prunings times pruning_steps must be at most {most}, the retrain_steps, got {prunings * between}"
+        require(prunings * between <= most, text)
+
+    @property
+    def runs(self) -> str:
+        """`one seed`, `3 seeds`."""
+        seeds = getattr(self, "seeds")  # noqa: B009
+        return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def expected(kind: Any) -> str:

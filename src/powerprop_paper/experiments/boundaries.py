@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +25,8 @@ from powerprop_paper.packing import fraction, make_learner, make_stream
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Mean, lines
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
-from powerprop_paper.settings import Count, Natural, Positive, Power, Range, Seeds, Settings, require
-from powerprop_paper.train import MetricsLog, local_device
-from powerprop_paper.train.precision import matmul_precision, precision_note
+from powerprop_paper.settings import Count, Natural, Positive, Power, Seeds, Settings, Share, require
+from powerprop_paper.train import MetricsLog, local_device, matmul_precision, precision_note
 
 ARMS = {"found": "boundaries found", "told": "boundaries told", "frugal": "boundaries found, packed frugally"}
 """How a learner gets to know of boundaries, and how it packs."""
@@ -41,8 +40,6 @@ LENGTHS, BATCHES = range(2)
 LOG_EVERY = 50
 AROUND = 20
 """Batches before and after a change in the figure of the average change."""
-
-Share = Annotated[float, Range(0, 1, above=True)]
 
 
 @dataclass(frozen=True)
@@ -267,14 +264,13 @@ def main(cfg: Config, run: Run) -> Page:
             raise RunError(f"boundaries {row['arm']}, seed {row['seed']}, diverged: {row['diverged']}")
     runs = {arm: rows.where(arm=arm).finished for arm in ARMS}
     whole = all(runs.values())
-    notes = " ".join(sorted({row["note"] for row in rows.finished if row["note"]}))
     intro = (
         "Ten digits, the pixels of every task in an order of its own, in one unbroken stream of batches. One learner "
         "finds out by itself when the task changes, packs what it has learned and begins a new task; another, on the "
         "same batches, is told; a third finds out too and packs frugally."
     )
     return Page(
-        "Permuted-MNIST without task boundaries", f"{intro}\n\n{run_note(cfg)} {notes}".strip(),
+        "Permuted-MNIST without task boundaries", f"{intro}\n\n{run_note(cfg)} {rows.notes}".strip(),
         [changes_section(cfg, runs["found"]), accuracy_section(cfg, runs)] if whole else [],
         "Section 5.3 mentions change-point detection as the way to do without task boundaries; it shows no numbers.",
         stats(runs) if whole else [], headline(runs) if whole else None,
@@ -283,12 +279,11 @@ def main(cfg: Config, run: Run) -> Page:
 
 def run_note(cfg: Config) -> str:
     """What this run did."""
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
     span = f"{cfg.shortest:,}" if cfg.shortest == cfg.longest else f"{cfg.shortest:,} to {cfg.longest:,}"
     return (
         f"This run: {cfg.tasks} tasks of {span} batches of {BATCH} images, Powerprop + EPN, "
         f"α = {cfg.alpha:g}, γ = {cfg.gamma:g}, {cfg.retrain_steps:,} retraining steps on the latest "
-        f"{cfg.memory:,} batches, {seeds}. Packed frugally: γ = {cfg.frugal_gamma:g}, pruned at most "
+        f"{cfg.memory:,} batches, {cfg.runs}. Packed frugally: γ = {cfg.frugal_gamma:g}, pruned at most "
         f"{cfg.prunings} times more, {cfg.pruning_steps} steps apart, reusing the output layer of earlier tasks "
         "alone." + "".join(f" {each}." for each in precision_note(cfg.matmul_precision))
     )

@@ -34,8 +34,7 @@ from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Secti
 from powerprop_paper.report import Curve, Grid, Mean, image_grids, lines, panels
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import Count, EachOnce, Natural, NonNegative, Positive, Range, Seeds, Settings, require
-from powerprop_paper.train import MetricsLog, NonFiniteError, equal_rate, local_device
-from powerprop_paper.train.precision import matmul_precision, precision_note
+from powerprop_paper.train import MetricsLog, NonFiniteError, equal_rate, local_device, matmul_precision, precision_note
 
 POWERPROP = "Powerprop+"
 MethodName = Literal[
@@ -149,8 +148,7 @@ class Config(Settings):
         super().__post_init__()
         most = self.tasks
         require(self.tuning_tasks <= most, f"tuning_tasks must be at most the {most} tasks, got {self.tuning_tasks}")
-        fits = not self.images or self.validation < self.images
-        require(fits, f"validation must be below the {self.images} images, got {self.validation}")
+        self.check_held_back()
 
 
 SMOKE: dict[str, Any] = {
@@ -490,7 +488,7 @@ def main(cfg: Config, run: Run) -> Page:
         Section("What forgetting looks like", DRAWN, [figure_of_samples(cfg, images, measured)]),
         Section("Task by task", CURVES, [figure_of_averages(cfg, measured), figure_of_tasks(cfg, measured)]),
         *([Section("Choices", CHOICES, tables=[choice_table(chosen, tuning)])] if tuning else []),
-        *([Section("Diverged", "\n\n".join(lost))] if lost else []),
+        *Section.diverged(lost),
     ]
     return Page(
         TITLES[cfg.data], f"{INTRO}\n\n{run_note(cfg)} {images.note}".strip(), sections,
@@ -500,7 +498,6 @@ def main(cfg: Config, run: Run) -> Page:
 
 def run_note(cfg: Config) -> str:
     """What this run did, for a reader who will compare it with others."""
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
     momentum = f"; momentum 0.9 with {cfg.momentum_lr:g} for EPN and with Powerprop" if cfg.momentum_lr else ""
     test = f"{cfg.test} random test images of each character" if cfg.test else "all test images"
     slow = f", {cfg.si_steps:,} for SI" if cfg.si_steps else ""
@@ -508,7 +505,7 @@ def run_note(cfg: Config) -> str:
         f"This run: {cfg.tasks} tasks, {cfg.steps:,} steps of {cfg.batch} images each{slow}, and "
         f"{cfg.retrain_steps:,} more for EPN after pruning; Adam with {LR:g}{momentum}; "
         f"α = {' or '.join(f'{each:g}' for each in cfg.alphas)}, γ = {GAMMA:g}; VCL samples {cfg.vcl_samples} a step; "
-        f"{cfg.samples:,} importance samples, {test}; {seeds}. The paper: 200 epochs (about 21,600 steps) a task on "
+        f"{cfg.samples:,} importance samples, {test}; {cfg.runs}. The paper: 200 epochs (about 21,600 steps) a task on "
         "MNIST, 400 on notMNIST and for SI, VCL samples 10 a step, 5,000 importance samples, all test images."
         + "".join(f" While training: {each[0].lower()}{each[1:]}." for each in precision_note(cfg.matmul_precision))
     )

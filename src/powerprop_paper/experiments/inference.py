@@ -28,7 +28,7 @@ from powerprop_paper.packing import fraction
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Table, Value
 from powerprop_paper.report import Curve, lines
 from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
-from powerprop_paper.settings import Count, EachOnce, Natural, Positive, Power, Range, Seeds, Settings, require
+from powerprop_paper.settings import Count, EachOnce, Natural, Positive, Power, Range, Seeds, Settings, Share
 from powerprop_paper.train import local_device
 
 BY_CLASS = "shortlist, means per class"
@@ -69,7 +69,7 @@ class Config(Settings):
     """inside the retraining steps"""
     pruning_steps: Count
     """between two of them"""
-    gamma: Annotated[float, Range(0, 1, above=True)]
+    gamma: Share
     """fraction of the validation accuracy that a sub-network must keep"""
     inputs: Annotated[tuple[Literal["plain", "standardised"], ...], EachOnce()] = ("plain", "standardised")
     """pixels in [0, 1], or every pixel of a task with mean 0 and variance 1"""
@@ -88,11 +88,8 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = self.prunings * self.pruning_steps
-        text = f"prunings times pruning_steps must be at most {self.retrain_steps}, the retrain_steps, got {asked}"
-        require(asked <= self.retrain_steps, text)
-        fits = not self.images or self.validation < self.images
-        require(fits, f"validation must be below the {self.images} images, got {self.validation}")
+        self.check_prunings()
+        self.check_held_back()
 
 
 PRESETS = {
@@ -275,12 +272,11 @@ def main(cfg: Config, run: Run) -> Page:
     every = product(range(cfg.seeds), cfg.streams, cfg.inputs, cfg.superfluous)
     names = ("stream", "inputs", "superfluous", "seed")
     rows = run.map(ask, [dict(zip(names, (*values, seed), strict=True)) for seed, *values in every]).finished
-    notes = " ".join(sorted({row["note"] for row in rows if row["note"]}))
     steps = f"{cfg.steps:,} + {cfg.retrain_steps:,} steps per task, width {cfg.width}, α = {cfg.alpha:g}"
     sections = [stream_section(cfg, stream, found) for stream, found in rows.by("stream").items()]
     sections.append(Section("Inputs of no task", UNKNOWN, tables=[unknown_table(cfg, rows)]))
     return Page(
-        "Task inference, every method", f"{ABOUT}\n\nThis run: {steps}. {notes}".strip(), sections,
+        "Task inference, every method", f"{ABOUT}\n\nThis run: {steps}. {rows.notes}".strip(), sections,
         "Section 4.2 describes the inference; no table compares its forms.",
         headline=headline(cfg, rows) if rows else None,
     )  # fmt: skip

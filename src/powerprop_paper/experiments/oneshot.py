@@ -39,6 +39,7 @@ from powerprop_paper.pruning import LAYERWISE, SEEN, PruneMode, inside, layerwis
 from powerprop_paper.report import Curve, Mean, Point, pruning_curves, scatter, weight_change
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import (
+    Below1,
     Count,
     EachOnce,
     Natural,
@@ -120,10 +121,10 @@ class Config(Settings):
     """training steps"""
     batch: Count = 60
     """images per step"""
-    peak: Annotated[float, Range(0, 1, below=True)] = 0.0
+    peak: Below1 = 0.0
     """the learning rate rises linearly up to this fraction of the training and falls linearly to zero; 0 leaves it
     constant"""
-    label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
+    label_smoothing: Below1 = 0.0
     """of the cross-entropy"""
     shift: Natural = 0
     """training images are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they are"""
@@ -475,10 +476,9 @@ def run_note(cfg: Config, full: Config) -> str:
 def extent(cfg: Config) -> str:
     """The network and how much of a training it gets."""
     width = f" with {cfg.width:g} times the channels" if cfg.width != 1 else ""
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
     measured = f"the first {cfg.test:,} test images" if cfg.test else "all test images"
     trained = f" of the first {cfg.train:,}" if cfg.train else ""
-    return f"{cfg.model}{width}, {cfg.steps:,} steps of {cfg.batch} images{trained}, {seeds}, {measured}"
+    return f"{cfg.model}{width}, {cfg.steps:,} steps of {cfg.batch} images{trained}, {cfg.runs}, {measured}"
 
 
 def accuracy_section(cfg: Config, measured: Sequence[Measured]) -> Section:

@@ -30,13 +30,13 @@ from powerprop_paper.pruning import SEEN
 from powerprop_paper.report import Curve, Mean, Point, lines, scatter
 from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
 from powerprop_paper.settings import (
+    Below1,
     Count,
     EachOnce,
     Natural,
     NonNegative,
     Positive,
     Power,
-    Range,
     Seeds,
     Settings,
     require,
@@ -122,14 +122,14 @@ class Config(Settings):
     clip: NonNegative = 0.0
     """largest norm of the gradient; 0 leaves it as it is. A filter with a few weights, on channels that have died,
     gives a constant: its batch norm divides by almost nothing and magnifies the gradient of the others"""
-    label_smoothing: Annotated[float, Range(0, 1, below=True)] = 0.0
+    label_smoothing: Below1 = 0.0
     """of the cross-entropy"""
     shift: Natural = 4
     """training images in colour are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they
     are"""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the forward and backward pass"""
-    warmup: Annotated[float, Range(0, 1, below=True)] = 0.0
+    warmup: Below1 = 0.0
     """the fraction of the steps in which the learning rate rises linearly to its full value"""
     topkast_every: Count = 5
     """steps between refreshes of Top-KAST's masks, 100 in its paper. In short trainings at high rates it must be more

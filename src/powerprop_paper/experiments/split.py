@@ -25,19 +25,7 @@ from powerprop.continual.packing.search import check_grid
 from powerprop_paper import data
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
 from powerprop_paper.packing import Measures, make_learner, make_stream, rate
-from powerprop_paper.pages import (
-    Column,
-    Figure,
-    Headline,
-    Page,
-    Percent,
-    Section,
-    Stat,
-    Table,
-    Value,
-    diverged_section,
-    seeds_in_words,
-)
+from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Mean, heatmap, lines
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
 from powerprop_paper.settings import (
@@ -51,8 +39,6 @@ from powerprop_paper.settings import (
     Seeds,
     Settings,
     Share,
-    check_held_back,
-    check_prunings,
     require,
 )
 from powerprop_paper.train import (
@@ -160,8 +146,9 @@ class Config(Settings):
         super().__post_init__()
         for at in self.infer_at:
             require(at <= self.tasks, f"infer_at must be in 1..{self.tasks}, the tasks, got {at}")
-        check_prunings(self.prunings if "frugal-packnet" in self.methods else 0, self.pruning_steps, self.retrain_steps)
-        check_held_back(self.validation, self.images)
+        if "frugal-packnet" in self.methods:
+            self.check_prunings()
+        self.check_held_back()
         fits = self.model == "mlp" or self.stream == "split"
         require(fits, f"model alexnet is for a split stream, got stream {self.stream!r}")
         fits = self.model == "alexnet" or not self.shift
@@ -465,7 +452,7 @@ def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mappi
     lost = [f"{label}, seed {row['seed']}: {row['diverged']}" for row, label in ended]
     sections += [candidates_section(cfg, trials, chosen)] if trials else []
     return Page(
-        story.title, f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip(), [*sections, *diverged_section(lost)],
+        story.title, f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip(), [*sections, *Section.diverged(lost)],
         story.paper, stats(cfg, measured) if measured else [], headline(cfg, measured, story) if measured else None,
         {"lr": [each.lr for each in measured]},
     )  # fmt: skip
@@ -491,10 +478,9 @@ def candidates_section(cfg: Config, trials: Rows, chosen: Mapping[Method, str | 
 
 def run_note(cfg: Config) -> str:
     """What this run did, for a reader who will compare it with the paper."""
-    seeds = seeds_in_words(cfg.seeds)
     tested = f"the first {cfg.test:,} test images of a task" if cfg.test else "all test images"
     steps = f"{cfg.steps:,} training and {cfg.retrain_steps:,} retraining steps per task"
-    notes = [f"This run: {cfg.tasks} tasks, {steps} of {cfg.batch} images, {seeds}, {tested}"]
+    notes = [f"This run: {cfg.tasks} tasks, {steps} of {cfg.batch} images, {cfg.runs}, {tested}"]
     if gammas := [method_note(cfg, method) for method in cfg.methods if method != "packnet"]:
         notes.append("; ".join(gammas))
     if cfg.momentum:

@@ -445,17 +445,17 @@ def main(cfg: Config, run: Run) -> Page:
            for row in rows if row.lost]  # fmt: skip
     if not measured:
         raise RunError(f"every run diverged: {'; '.join(why)}")
-    notes, clips = " ".join(sorted({row["note"] for row in rows.finished} - {""})), clips_of(cfg, measured)
+    clips = clips_of(cfg, measured)
     sections = [
         Section("Success and forgetting", INTERVALS, tables=[main_table(measured), task_table(cfg, measured)]),
         Section("Success on the way", WAY, success_curves(cfg, measured)),
         *([Section("The arm at the very end", SHOWN, clips)] if clips else []),
-        *([Section("Diverged", "\n\n".join(why))] if why else []),
+        *Section.diverged(why),
     ]
     both = [(m, each) for m in measured for each in (("success", m.success), ("forgetting", m.forgetting))]
     intervals = {f"{what} {m.method.label}": [each.mean, each.low, each.high] for m, (what, each) in both}
     return Page(
-        "Robot tasks one after another", f"{INTRO}\n\n{run_note(cfg)} {notes}".strip(), sections, PAPER,
+        "Robot tasks one after another", f"{INTRO}\n\n{run_note(cfg)} {rows.finished.notes}".strip(), sections, PAPER,
         [Stat(m.method.label, f"{m.success.mean:.2f}", f"forgetting {m.forgetting.mean:.2f}") for m in measured],
         headline(measured), intervals,
     )  # fmt: skip
@@ -463,11 +463,10 @@ def main(cfg: Config, run: Run) -> Page:
 
 def run_note(cfg: Config) -> str:
     """What this run did."""
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
     return (
         f"This run: {' → '.join(cfg.tasks)}, {cfg.steps:,} steps each, {cfg.retrain_steps:,} updates of retraining "
-        f"where a method prunes, {seeds}, rewards {cfg.reward}, observations {cfg.observation!r}, {cfg.final_episodes} "
-        "episodes per number, the same for every method."
+        f"where a method prunes, {cfg.runs}, rewards {cfg.reward}, observations {cfg.observation!r}, "
+        f"{cfg.final_episodes} episodes per number, the same for every method."
     )
 
 

@@ -15,13 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
-from powerprop.continual import (
-    SCENARIOS,
-    STRATEGIES,
-    Accuracies,
-    Scenario,
-    learn_stream,
-)
+from powerprop.continual import SCENARIOS, STRATEGIES, Accuracies, Scenario, learn_stream
 from powerprop.files import write_json
 from powerprop_paper import data
 from powerprop_paper.experiments.baselines.learners import (
@@ -48,9 +42,7 @@ from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Secti
 from powerprop_paper.report import Mean, Point, scatter
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run
 from powerprop_paper.settings import Count, EachOnce, Natural, Positive, Range, Seeds, Settings, require
-from powerprop_paper.train import MetricsLog, NonFiniteError, local_device
-from powerprop_paper.train.log import TaskLog
-from powerprop_paper.train.precision import matmul_precision, precision_note
+from powerprop_paper.train import MetricsLog, NonFiniteError, TaskLog, local_device, matmul_precision, precision_note
 
 SHOWN = {"JointTraining": "Joint", "AGEM": "A-GEM", "ICaRL": "iCaRL"}
 """Methods that readers know by another name than their class."""
@@ -134,8 +126,7 @@ class Config(Settings):
         require(fits, f"width is of fully connected networks, which {self.benchmark} has none of, got {self.width}")
         fits = self.economy or not self.generator_steps
         require(fits, f"generator_steps are the published ones without economy, got {self.generator_steps}")
-        fits = not self.images or self.validation < self.images
-        require(fits, f"validation must be below the {self.images} images, got {self.validation}")
+        self.check_held_back()
 
     @property
     def tunes(self) -> bool:
@@ -370,18 +361,15 @@ def make_page(cfg: Config, story: Story, rows: Rows, chosen: Mapping[Training, C
     """Accuracy by scenario, values of others beside ours, accuracy against bytes kept."""
     measured = measure(cfg, rows, chosen)
     beside = comparisons(cfg, measured)
-    notes = " ".join(sorted({row["note"] for row in rows if row.get("note")}))
     sections = [
         Section("All methods", "", pictures(cfg, measured), [main_table(cfg, measured)]),
         *([Section("Beside published values", BESIDE, tables=[beside_table(beside)])] if beside else []),
         *([Section("Choices", choice_note(cfg), tables=[choice_table(cfg, measured)])] if cfg.tunes else []),
     ]
-    if lost := [lost_run(cfg, row) for row in rows if "diverged" in row]:
-        sections.append(Section("Diverged", "\n\n".join(lost)))
-    return Page(
-        story.title, f"{story.intro}\n\n{run_note(cfg)} {notes}".strip(), sections, story.paper, stats(cfg, measured),
-        twins_headline(cfg, measured) if story.twins else headline(beside),
-    )  # fmt: skip
+    sections += Section.diverged([lost_run(cfg, row) for row in rows if "diverged" in row])
+    intro = f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip()
+    top = twins_headline(cfg, measured) if story.twins else headline(beside)
+    return Page(story.title, intro, sections, story.paper, stats(cfg, measured), top)
 
 
 def measure(cfg: Config, rows: Rows, chosen: Mapping[Training, Choice]) -> list[Measured]:
@@ -423,7 +411,6 @@ def choice_note(cfg: Config) -> str:
 def run_note(cfg: Config) -> str:
     """What this run did, for a reader who will compare it with others; of methods that are in the table."""
     protocol, names = PROTOCOLS[cfg.benchmark], cfg.names
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
     shortened = f" of the last {cfg.images:,} training images" if cfg.images else ""
     shortened += f", the first {cfg.test:,} test images" if cfg.test else ""
     of_pixels = ", ".join(name for name in protocol.steps if name in names)
@@ -431,7 +418,7 @@ def run_note(cfg: Config) -> str:
     saved = savings(cfg)
     sentences = [
         f"Protocol: {protocol.reference}",
-        f"This run: {cfg.tasks or protocol.tasks} tasks, {cfg.epochs:g} epochs{shortened}, {seeds}, "
+        f"This run: {cfg.tasks or protocol.tasks} tasks, {cfg.epochs:g} epochs{shortened}, {cfg.runs}, "
         f"{cfg.validation:,} training images held back for choices",
         "Images have mean 0 and variance 1" + (f"; for {of_pixels} they are pixels in [0, 1]" if of_pixels else ""),
         *([f"Other optimisers: {own}"] if own else []),

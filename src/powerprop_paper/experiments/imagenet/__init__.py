@@ -310,13 +310,14 @@ def main(cfg: Config, run: Run) -> Page:
     settings = [{"cell": this.name, "seed": seed} for this in cfg.trainings for seed in range(cfg.seeds)]
     rows = run.map(train, settings, distributed=cfg.loaders > 0)
     trained = {this: rows.where(cell=this.name) for this in cfg.trainings}
+    lost = [f"{row['cell']}, seed {row['seed']}: {row['diverged']}" for row in rows if "diverged" in row]
     sections = [
         Section("Sparse training (table 1)", NOTE, during_training(trained), [table_one(trained)]),
         *extreme(trained),
         Section("Extended training (table 2)", EXTENDED, (), [table_two(trained)]),
         *oneshot(trained),
         Section("Sparsity and cost", COSTS, (), [cost_table(cfg, trained)]),
-        *diverged(rows),
+        *Section.diverged(lost),
     ]
     title = "Sparse training on ImageNet" if cfg.comparable else "The ImageNet pipeline on ten small classes"
     return Page(title, intro(cfg), sections, PAPER, stats(trained), headline(cfg, trained))
@@ -326,8 +327,7 @@ def intro(cfg: Config) -> str:
     """What this run did, and what it does not say."""
     network = f"{cfg.model} with {cfg.width} channels in its first stage"
     ran = f"This run: {network}, {cfg.crop}x{cfg.crop}, {cfg.steps:,} steps of {cfg.batch} pictures"
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
-    text = f"{ran} of {cfg.data}, {cfg.classes} classes, {seeds}, {cfg.precision}."
+    text = f"{ran} of {cfg.data}, {cfg.classes} classes, {cfg.runs}, {cfg.precision}."
     if cfg.comparable:
         return text
     return (
@@ -454,12 +454,6 @@ def cost_table(cfg: Config, trained: Trained) -> Table:
             shown.append([name, this.column, rows.mean("sparsity"), *flops])
     note = "The sparsity asked is that of the layers without a rule of their own."
     return Table("Sparsity and FLOPs", columns, shown, note)
-
-
-def diverged(rows: Rows) -> list[Section]:
-    """Which trainings diverged, and how; nothing if none did."""
-    lost = [f"{row['cell']}, seed {row['seed']}: {row['diverged']}" for row in rows if "diverged" in row]
-    return [Section("Diverged", "\n\n".join(lost))] if lost else []
 
 
 def twins(trained: Trained) -> list[tuple[Cell, float, float]]:
