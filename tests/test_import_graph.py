@@ -107,3 +107,11 @@ def test_commands_of_the_paper_say_how_to_get_it(command: str, missing: set[str]
     name, _, advice = rest.partition(": ")
     assert name in missing
     assert advice == "pip install powerprop[paper]\n"
+
+
+def test_the_library_loads_hardly_more_than_torch(tmp_path: Path) -> None:
+    """`powerprop --help` waits for its imports: sharded tensors alone would bring half of torch's modules again."""
+    code = "import torch; before = len(sys.modules); import powerprop.cli; print(len(sys.modules) - before)"
+    done = without(set(), code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 250

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from powerprop.weight import sharded
 
 __all__ = ["MOMENTS", "change_moments", "moments_of"]
 
@@ -47,7 +48,7 @@ def _named(
         if not isinstance(value, Tensor) or value.shape != param.shape or value.dim() == 0:
             continue
         if key in known:
-            if type(value) not in (Tensor, nn.Parameter, DTensor):
+            if type(value) not in (Tensor, nn.Parameter) and not sharded(value):
                 raise TypeError(
                     f"{key!r} of {name!r} is a {type(value).__name__}, whose entries cannot be cleared one by one: "
                     f"masks that move need an optimiser that keeps plain tensors, {type(base).__name__} does not"

@@ -7,6 +7,7 @@ back, and where the parameter has fewer than 32 bits, in which small moves would
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -14,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from powerprop.mask_entries import count, put_
 from powerprop.sparse.pattern import Pattern
 from powerprop.update import Move
 
-__all__ = ["NO_DECAY", "Frozen", "WeightState", "exchanging", "local", "masked", "seeing", "show"]
+__all__ = ["NO_DECAY", "Frozen", "WeightState", "exchanging", "local", "masked", "seeing", "sharded", "show"]
 
 NO_DECAY = (0.0, 0.0)
 
@@ -270,7 +270,7 @@ class WeightState:
     def _mask(self, mask: Tensor | None) -> Tensor | None:
         """A copy with the parameter's strides, so that the kernel can walk both in memory's order."""
         self.check_mask(mask)
-        if mask is None or isinstance(self.param, DTensor):
+        if mask is None or sharded(self.param):
             return mask
         return torch.empty_like(self.param, dtype=torch.bool, requires_grad=False).copy_(mask)
 
@@ -399,7 +399,13 @@ def _wide(value: Any, narrow: torch.dtype) -> Any:
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, in its own memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def sharded(tensor: Tensor) -> bool:
+    """True for a DTensor. Nobody has one before its module is loaded, and loading it takes half as long as torch."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:
