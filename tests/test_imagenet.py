@@ -26,7 +26,6 @@ from powerprop_paper.experiments.imagenet import (
     Config,
     build,
     cost_table,
-    diverged,
     during_training,
     find_data,
     headline,
@@ -34,9 +33,11 @@ from powerprop_paper.experiments.imagenet import (
     rate_factor,
     stats,
     table_one,
+    what_diverged,
 )
 from powerprop_paper.experiments.imagenet.cells import EXTREME, TABLE_1, TABLE_2, Cell, Costs, read_cell
 from powerprop_paper.models import resnet50
+from powerprop_paper.pages import Section
 from powerprop_paper.run import Row, Rows, Run
 
 # --- the protocol -----------------------------------------------------------------------------------------------
@@ -272,9 +273,10 @@ def trained(cells: dict[str, list[float]]) -> dict[Cell, Rows]:
 def test_the_report_shows_what_diverged() -> None:
     """Every reason is on the page; a cell without any seed left says so in the table."""
     some, none = ({"iterative uniform 0.9": values} for values in ([0.5, 0.0], [0.0, 0.0]))
-    [section] = diverged(trained(some)[read_cell("iterative uniform 0.9")])
-    assert section.text == "iterative uniform 0.9, seed 1: the loss is nan"
-    assert diverged(Rows()) == []
+    lost = what_diverged(trained(some)[read_cell("iterative uniform 0.9")])
+    assert lost == ["iterative uniform 0.9, seed 1: the loss is nan"]
+    assert Section.diverged(lost)[0].text == lost[0]
+    assert Section.diverged(what_diverged(Rows())) == []
     [[label, mean, printed]] = table_one(trained(some)).rows
     assert (label, mean.mean, mean.n, printed) == ("Iterative pruning", 0.5, 1, "73.7 ± 0.14")
     assert table_one(trained(none)).rows == [["Iterative pruning", "diverged", "73.7 ± 0.14"]]

@@ -310,14 +310,13 @@ def main(cfg: Config, run: Run) -> Page:
     settings = [{"cell": this.name, "seed": seed} for this in cfg.trainings for seed in range(cfg.seeds)]
     rows = run.map(train, settings, distributed=cfg.loaders > 0)
     trained = {this: rows.where(cell=this.name) for this in cfg.trainings}
-    lost = [f"{row['cell']}, seed {row['seed']}: {row['diverged']}" for row in rows if "diverged" in row]
     sections = [
         Section("Sparse training (table 1)", NOTE, during_training(trained), [table_one(trained)]),
         *extreme(trained),
         Section("Extended training (table 2)", EXTENDED, (), [table_two(trained)]),
         *oneshot(trained),
         Section("Sparsity and cost", COSTS, (), [cost_table(cfg, trained)]),
-        *Section.diverged(lost),
+        *Section.diverged(what_diverged(rows)),
     ]
     title = "Sparse training on ImageNet" if cfg.comparable else "The ImageNet pipeline on ten small classes"
     return Page(title, intro(cfg), sections, PAPER, stats(trained), headline(cfg, trained))
@@ -454,6 +453,11 @@ def cost_table(cfg: Config, trained: Trained) -> Table:
             shown.append([name, this.column, rows.mean("sparsity"), *flops])
     note = "The sparsity asked is that of the layers without a rule of their own."
     return Table("Sparsity and FLOPs", columns, shown, note)
+
+
+def what_diverged(rows: Rows) -> list[str]:
+    """Which trainings did, and how."""
+    return [f"{row['cell']}, seed {row['seed']}: {row['diverged']}" for row in rows if "diverged" in row]
 
 
 def twins(trained: Trained) -> list[tuple[Cell, float, float]]:
