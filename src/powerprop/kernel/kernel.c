@@ -124,8 +124,7 @@ typedef struct {
     float scale, limit; /* 1/ρ and the largest s² */
 } Rate;
 INLINE float matched(const Rate *rate, float square, float move) {
-    float share = rate->limit / square;
-    return move * rate->scale * (share < 1 ? share : 1);
+    return move * rate->scale * (square > rate->limit ? rate->limit / square : 1);
 }
 
 /* Nearly all lanes are near 0 in r: a series added to w is exact where the move is zero. The few others come after. */
