@@ -22,7 +22,7 @@ from torch import nn
 
 import powerprop as pp
 from memory import footprint
-from powerprop.continual.packing.taskmasks import TaskMasks
+from powerprop.continual.packing.task_masks import TaskMasks
 from powerprop_paper.report.curve import Curve
 from powerprop_paper.report.figures import lines
 from timing import best_times

@@ -17,7 +17,7 @@ from rich.console import Console
 from parts import Part
 from powerprop import Powerprop
 from powerprop.continual import INFERENCES, Classification, Subnetworks, infer
-from powerprop.continual.packing.signature import Sample
+from powerprop.continual.packing.subnetworks import Sample
 from powerprop_paper.models import mlp
 from timing import best_times
 
@@ -41,7 +41,7 @@ def crowded(tasks: int) -> Subnetworks:
         masks = {n: (large[n] & ~free[n]) | (free[n] & (draw[n] < 0.7 / tasks)) for n in strength}
         nets.masks.add(nets.masks.complete(masks), strength)
         centre = torch.rand(784, generator=generator)
-        nets.signatures.add(Sample(centre + 0.1 * torch.rand(100, 784, generator=generator)))
+        nets.stats.add(Sample(centre + 0.1 * torch.rand(100, 784, generator=generator)))
     return nets
 
 

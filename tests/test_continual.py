@@ -10,7 +10,7 @@ from torch import nn
 
 from nets import same
 from powerprop.continual import Accuracies, EfficientPackNet, PackNet, accuracy_on, learn_stream, make_task
-from powerprop.continual.packing.subnets import Subnetworks
+from powerprop.continual.packing.subnetworks import Subnetworks
 from powerprop_paper.train import NonFiniteError
 from tasks import (
     CLASSES,

@@ -28,6 +28,7 @@ from powerprop_paper.experiments.baselines.protocol import (
     strength_of,
 )
 from powerprop_paper.experiments.baselines.published import PRINTED, PUBLISHED, Value
+from powerprop_paper.experiments.baselines.published_settings import SETTINGS
 from powerprop_paper.experiments.baselines.strategies import (
     EXPERIMENTS,
     SPLIT_MNIST,
@@ -49,6 +50,7 @@ from powerprop_paper.experiments.baselines.strategies import (
     twins_headline,
 )
 from powerprop_paper.folder import TIMES
+from powerprop_paper.models import mlp, replay_vae
 from powerprop_paper.report import Mean, method_look
 from powerprop_paper.run import Row, Rows
 from powerprop_paper.train import equal_rate
@@ -207,7 +209,7 @@ def test_si_may_have_strengths_of_its_own() -> None:
 
 
 def test_a_strength_is_a_factor_of_the_published_one() -> None:
-    published = STRATEGIES["EWC"].PUBLISHED["split-mnist/task-incremental"]["strength"]
+    published = SETTINGS["EWC"]["split-mnist/task-incremental"]["strength"]
     for factor in (1.0, 0.1):
         learner: Any = make_learner(SMOKE, load("mnist"), "EWC", 1.0, "heads", factor, 1.0, 0, CPU)
         assert learner.strength == pytest.approx(factor * published)
@@ -392,3 +394,15 @@ def test_the_note_speaks_of_methods_in_the_table_alone() -> None:
     assert "DGR with 1,500 steps per task in the class-incremental scenario; RtF with 2,000" in note
     assert "A third of the steps of PackNet and EfficientPackNet are retraining" in note
     assert "rounded to bfloat16" in note
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_published_settings_make_the_learner(name: str) -> None:
+    kind: Any = STRATEGIES[name]
+    for settings in SETTINGS[name].values():
+        arguments = {key: value for key, value in settings.items() if key != "reference"}
+        assert len(settings["reference"]) > 10
+        needed = {"VCL": {"examples": 100}}.get(name, {})
+        sizes = [12, 16, 16]
+        model = replay_vae(sizes, 3) if name == "RtF" else mlp([*sizes, 3], generator=torch.Generator().manual_seed(0))
+        kind(model, lambda p: torch.optim.SGD(p, lr=0.1), **needed, **arguments)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from powerprop.continual import BoundaryFinder, ChangePointDetector, EfficientPackNet, accuracy_on
-from powerprop.continual.boundaries.changepoint import _log_gamma
+from powerprop.continual.boundaries import _log_gamma
 from tasks import CLASSES, learner, toy_task
 
 

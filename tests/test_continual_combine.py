@@ -24,7 +24,7 @@ from powerprop.continual import (
     SupSup,
     combine,
 )
-from powerprop.continual.combine import shared_options
+from powerprop.continual.combine import all_arguments, shared_options
 from strategies import STRATEGIES, make, network, network_of, same_bits, state, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*for the tasks to come", "ignore:.*sub-network")
@@ -100,9 +100,10 @@ def test_no_two_methods_share_an_attribute_by_accident(first: str, second: str) 
     plain = {*vars(make("naive")), *dir(Naive)}
     common = set.intersection(*({*vars(each), *dir(each)} - plain for each in (make(first), make(second))))
     bases = set(kinds[0].__mro__) & set(kinds[1].__mro__)
-    inherited = {name for base in bases for name in (*vars(base), *vars(base).get("OPTIONS", ()))}
+    inherited = {name for base in bases for name in (*vars(base), *all_arguments(base))}
     of_classes = {
-        "PUBLISHED",
+        "traits",
+        "task_state",
         "buffer" if any("Replay" in base.__name__ for base in bases) else "",
         "__abstractmethods__",
     }
@@ -120,7 +121,7 @@ def test_options_of_the_same_name_are_given_by_part() -> None:
     with pytest.raises(TypeError, match="EWC and LwF both have strength: say options={EWC: {'strength': …}, …}"):
         made(both, strength=100.0)
     with pytest.raises(TypeError, match="options are of the strategies EWC, LwF, got some of .*ER"):
-        made(both, options={ER: {"share": 0.5}})
+        made(both, options={ER: {"loss_weight": 0.5}})
     pairs = {
         (ewc, lwf): made(both, options={EWC: {"strength": ewc}, LwF: {"strength": lwf}})
         for ewc in (0.0, 3.0)
@@ -134,12 +135,6 @@ def test_options_of_the_same_name_are_given_by_part() -> None:
         assert same_bits(state(pairs[key]), state(learner))
     assert not same_bits(state(pairs[3.0, 2.0]), state(alone[3.0, 0.0]))
     assert not same_bits(state(pairs[3.0, 2.0]), state(alone[0.0, 2.0]))
-
-
-def test_the_share_of_a_rehearsal_is_not_the_share_of_a_layer() -> None:
-    made = combine(EfficientPackNet, ER)
-    ours = made(network(3), lambda p: torch.optim.SGD(p, lr=0.1), options={ER: {"share": 0.25}}, memory=20, steps=2)
-    assert (ours.option(ER, "share"), ours.option(EfficientPackNet, "share")) == (0.25, 1.0)
 
 
 def test_classes_that_share_an_option_are_refused_with_the_way_out() -> None:

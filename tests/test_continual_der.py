@@ -86,7 +86,7 @@ def test_the_task_in_hand_is_rehearsed_online() -> None:
     ours.now.batch = batches(0)[0]
     found = ours.rehearse()
     assert found is not None
-    assert [each.share for each in found] == [0.5]
+    assert [each.weight for each in found] == [0.5]
 
 
 @pytest.mark.parametrize("name", ["er-online", "der", "der++"])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from powerprop.continual import Classification, LwF, Regression
-from powerprop.continual.distill import distillation
+from powerprop.continual.lwf import distillation
 from strategies import make, tensors
 from tasks import NormNet, toy_model, toy_task
 

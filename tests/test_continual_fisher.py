@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from powerprop.continual import Classification, Regression, diagonal_fisher
-from powerprop.continual import persample as per_sample
-from powerprop.continual.fisher import sensitivity
-from powerprop.continual.persample import mean_over_inputs
+from powerprop.continual import importance as per_sample
+from powerprop.continual.importance import mean_over_inputs, sensitivity
 
 COUNT = 7
 

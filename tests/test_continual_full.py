@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from powerprop.continual import INFERENCES, EfficientPackNet, Strategy, entropy_gradient, infer, load_learner
-from powerprop.continual.packing.supermask import Supermask
-from powerprop.continual.packing.taskmasks import TaskMasks
+from powerprop.continual.packing.supermasks import Supermask
+from powerprop.continual.packing.task_masks import TaskMasks
 from tasks import both_alphas, every_optimizer, learner, toy_model, toy_task
 
 FULL = "from now on a task learns a mask over the frozen ones"

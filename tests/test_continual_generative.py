@@ -80,7 +80,7 @@ def test_what_dgr_replays_is_labelled_by_the_network_of_before_among_its_own_cla
     assert x.shape == (16, 8)
     assert float(x.min()) >= 0
     assert float(x.max()) <= 1
-    assert rehearsal.share == 0.5
+    assert rehearsal.weight == 0.5
     best = learner.before(x)[:, :3].argmax(1)
     assert torch.equal(learner.objective.targets(y, rehearsal.task), best)
     assert not rehearsal.task.any()
@@ -94,7 +94,7 @@ def test_with_heads_every_earlier_task_labels_what_is_replayed() -> None:
     learner.now.batch = tensors("classification", 2, 16)
     found = learner.rehearse()
     assert [each.task for each in found] == [0, 1]
-    assert [each.share for each in found] == pytest.approx([1 / 3, 1 / 3])
+    assert [each.weight for each in found] == pytest.approx([1 / 3, 1 / 3])
     for each in found:
         x, y = each.batch
         assert len(x) == 5

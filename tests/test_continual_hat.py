@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from powerprop.continual import HAT, Regression, combine
 from powerprop.continual.hat import Anneal
-from powerprop.continual.reach import units_seen
+from powerprop.continual.layers import units_seen
 from powerprop.continual.strategy import Strategy
 from powerprop_paper.models import mlp
 from tasks import NormNet, learner, toy_task

@@ -23,7 +23,7 @@ from powerprop.continual import (
     load_learner,
     make_task,
 )
-from powerprop.continual.features import features_of, herd
+from powerprop.continual.icarl import features_of, herd
 from strategies import make, network, same_bits, state, tensors
 from tasks import NormNet, learner, toy_model, toy_task
 
@@ -145,7 +145,7 @@ def test_a_memory_without_end_keeps_all() -> None:
 
 def test_every_step_is_that_of_the_equation() -> None:
     """Against a loop by hand that draws the same exemplars."""
-    ours, tasks = class_incremental(rehearsed=10, share=0.3, steps=4), stream_of()
+    ours, tasks = class_incremental(rehearsed=10, loss_weight=0.3, steps=4), stream_of()
     ours.learn(tasks[0])
     plain = copy.deepcopy(ours.model).train()
     old_network = copy.deepcopy(plain).eval()
@@ -175,9 +175,15 @@ def test_every_step_is_that_of_the_equation() -> None:
 
 def _again(learned: ICaRL, optimizer: Any) -> ICaRL:
     """The same learner, with another optimiser."""
-    made = class_incremental(rehearsed=10, share=0.3, steps=4)
+    made = class_incremental(rehearsed=10, loss_weight=0.3, steps=4)
     other = ICaRL(
-        made.model, optimizer, objective=Classification("stream"), memory=30, rehearsed=10, share=0.3, batch_size=32
+        made.model,
+        optimizer,
+        objective=Classification("stream"),
+        memory=30,
+        rehearsed=10,
+        loss_weight=0.3,
+        batch_size=32,
     )
     other.model.load_state_dict(learned.model.state_dict())
     other.tasks, other.visits = list(learned.tasks), learned.visits
@@ -347,8 +353,8 @@ def test_a_network_without_such_a_layer_is_refused() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="share must be between 0 and 1, got 1"):
-        make("icarl", share=1)
+    with pytest.raises(ValueError, match="loss_weight must be between 0 and 1, got 1"):
+        make("icarl", loss_weight=1)
     with pytest.raises(ValueError, match="expected label_smoothing=0, got 0.1"):
         ICaRL(network(3), sgd, objective=Classification(label_smoothing=0.1))
     with pytest.raises(TypeError, match="objective must be Classification, got function"):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import INFERENCES, Classification, Strategy, accuracy_on, entropy_gradient, infer, make_task
-from powerprop.continual.packing.infer import Groups, entropies, shortlist
-from powerprop.continual.packing.signature import NoMeansError, Sample, Signatures
+from powerprop.continual.packing.subnetworks import InputStats, NoMeansError, Sample
+from powerprop.continual.packing.task_inference import Groups, entropies, shortlist
 from powerprop.continual.task import entropy
 from tasks import CLASSES, NormNet, learner, toy_model, toy_task
 
@@ -73,8 +73,8 @@ def test_a_short_list_has_near_tasks_only() -> None:
     # means 0, 1, 2, 3 and 10, variance 1 within tasks: the distances of an input at 1.2 are 1.44, 0.04, 0.64, 3.24, …
     nets = learner().nets
     for mean in (0.0, 1.0, 2.0, 3.0, 10.0):
-        nets.signatures.add(Sample(torch.tensor([[mean - 1], [mean + 1]] * 50)))
-    assert nets.signatures.distances(torch.tensor([[1.2]]), [1])[0].tolist() == pytest.approx(
+        nets.stats.add(Sample(torch.tensor([[mean - 1], [mean + 1]] * 50)))
+    assert nets.stats.distances(torch.tensor([[1.2]]), [1])[0].tolist() == pytest.approx(
         [d / 1.01 for d in (1.44, 0.04, 0.64, 3.24, 77.44)]
     )
 
@@ -112,14 +112,14 @@ def test_tasks_that_tie_are_never_parted() -> None:
 def test_equal_distances_are_never_parted() -> None:
     nets = learner().nets
     for mean in (-1.0, 1.0, -1.0, 1.0, 5.0):
-        nets.signatures.add(Sample(torch.tensor([[mean - 0.1], [mean + 0.1]] * 5000)))
+        nets.stats.add(Sample(torch.tensor([[mean - 0.1], [mean + 0.1]] * 5000)))
     groups = Groups(nets, torch.tensor([[0.0]]), [1], Classification(), candidates=1)
     assert shortlist(groups)[0].tolist() == [True, True, True, True, False]
 
 
 def test_means_of_classes_by_hand() -> None:
     # task 0 has classes around 0 and 10, task 1 around 4 and 6: both have the mean 5
-    kinds = {kind: Signatures(kind) for kind in ("task", "class")}
+    kinds = {kind: InputStats(kind) for kind in ("task", "class")}
     for low, high in ((0.0, 10.0), (4.0, 6.0)):
         x = torch.tensor([[low - 1], [low + 1], [high - 1], [high + 1]] * 100)
         labels = torch.tensor([3, 3, 7, 7] * 100)
@@ -150,18 +150,20 @@ def test_what_is_kept_of_inputs_is_saved(means: str, tmp_path: Path) -> None:
         learner(means="none").load(tmp_path / "l")
 
 
-def test_a_file_with_means_alone_is_read() -> None:
-    old, new = Signatures(), Signatures()
+@pytest.mark.parametrize("kind", ["task", "class"])
+def test_statistics_of_inputs_come_back(kind: Any) -> None:
+    old, again, x = InputStats(kind), InputStats(kind), toy_task(1).test().x
     for t in range(3):
-        old.add(Sample(toy_task(t).train().x))
-    new.load_state({n: t for n, t in old.state().items() if n.split(".")[1] in ("sizes", "means", "variance")})
-    x = toy_task(1).test().x
-    assert torch.equal(new.distances(x, [1] * len(x)), old.distances(x, [1] * len(x)))
-    with pytest.raises(NoMeansError, match="task 0 has no stored mean input and deviation"):
-        new.unknown(x, 0.05, [1] * len(x))
-    again = Signatures()
-    again.load_state(new.state())
-    assert torch.equal(again.distances(x, [1] * len(x)), old.distances(x, [1] * len(x)))
+        old.add(Sample(*toy_task(t).train()))
+    old.add(None)
+    old.add(Sample(x[:, :2]))
+    again.load_state(old.state(), 5)
+    each = [1] * len(x)
+    assert torch.equal(again.distances(x, each), old.distances(x, each))
+    assert torch.equal(again.unknown(x, 0.05, each), old.unknown(x, 0.05, each))
+    assert all(torch.equal(again.tied(t), old.tied(t)) for t in (0, 1, 2, 4))
+    with pytest.raises(NoMeansError, match="task 3 has no stored mean input and deviation"):
+        again.tied(3)
 
 
 def test_without_stored_means() -> None:
@@ -176,8 +178,7 @@ def test_without_stored_means() -> None:
     ):
         ours.predict(x, method="exhaustive", unknown=0.05)
     assert (ours.predict(x, method="exhaustive", group=64).task == 1).all()
-    kept = [name for name in ours.nets.signatures.state() if name != "signature.sizes"]
-    assert kept == []
+    assert ours.nets.stats.state() == {}
     with pytest.raises(ValueError, match="means must be one of task, class, none, got 'some'"):
         learner(means="some")
 
@@ -254,15 +255,15 @@ def test_unknown_inputs_are_flagged(trained: Strategy) -> None:
 def test_the_rate_of_false_alarms_is_about_what_was_asked(trained: Strategy) -> None:
     x = torch.cat([toy_task(t).test().x for t in range(5)])
     for rate in (0.02, 0.05, 0.1, 0.2):
-        alarms = trained.nets.signatures.unknown(x, rate, [1] * 640)
+        alarms = trained.nets.stats.unknown(x, rate, [1] * 640)
         assert rate / 10 < float(alarms.double().mean()) < 2 * rate
-    assert not trained.nets.signatures.unknown(x[:128], 0.05, [128]).any()
+    assert not trained.nets.stats.unknown(x[:128], 0.05, [128]).any()
 
 
 def test_the_limit_of_unknown_inputs_by_hand() -> None:
-    signatures = Signatures()
+    signatures = InputStats()
     held = torch.linspace(0, 10, 1001)[:, None]  # distances to the mean 0 in units of 1.01: up to 100 / 1.01
-    signatures.add(Sample(torch.tensor([[-1.0], [1.0]] * 50), held=held))
+    signatures.add(Sample(torch.tensor([[-1.0], [1.0]] * 50), validation=held))
     assert signatures.limit(0, 0.1) == pytest.approx(81 / 1.01, rel=1e-3)
     assert signatures.limit(0, 0.5) == pytest.approx(25 / 1.01, rel=1e-3)
     x = torch.tensor([[8.8], [9.1], [0.0], [30.0]])

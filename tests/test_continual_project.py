@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from powerprop import Powerprop
 from powerprop.continual import GPM, OWM, Regression
+from powerprop.continual.gradient_projection import grown, without
 from powerprop.continual.layers import joined, patches, put
-from powerprop.continual.project import grown, without
 from tasks import OPTIMIZERS, every_optimizer, toy_model, toy_task
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from powerprop.continual import EWC, MAS, SI, STRATEGIES, Laplace, Regression, combine
-from powerprop.continual.regularise import Held, Quadratic
-from powerprop_paper.models import replay_vae
+from powerprop.continual import EWC, MAS, SI, Laplace, Regression, combine
+from powerprop.continual.regularization import Importances, Quadratic
 from strategies import make, tensors
 from tasks import toy_model, toy_task
 
@@ -51,8 +50,8 @@ def test_ewc_with_the_labels_of_the_data_is_the_squared_gradient_of_every_input(
     ours.end((X, Y))
     w = weight(ours)[0]
     wanted = torch.stack([(2 * (w[0] - 0.5)).square() / 2, (4 * (2 * w[1] - 1)).square() / 2])
-    torch.testing.assert_close(ours.held.importance["weight"][0], wanted)
-    assert torch.equal(ours.held.anchor["weight"], weight(ours))
+    torch.testing.assert_close(ours.consolidated.importance["weight"][0], wanted)
+    assert torch.equal(ours.consolidated.anchor["weight"], weight(ours))
 
 
 @pytest.mark.parametrize("kind", [EWC, Laplace])
@@ -64,8 +63,8 @@ def test_damping_adds_a_part_of_the_mean_information(kind: type[Quadratic]) -> N
         ours.begin(0)
         ours.end((x, y))
     first = (2 * (1.0 - 0.5)) ** 2 / 2
-    assert plain.held.importance["weight"].tolist() == [[first, 0.0]]
-    assert damped.held.importance["weight"].tolist() == [[first * 1.25, first * 0.25]]
+    assert plain.consolidated.importance["weight"].tolist() == [[first, 0.0]]
+    assert damped.consolidated.importance["weight"].tolist() == [[first * 1.25, first * 0.25]]
 
 
 @pytest.mark.parametrize("damping", [-0.1, float("nan"), float("inf")])
@@ -81,7 +80,7 @@ def test_mas_is_the_gradient_of_the_squared_output() -> None:
         ours.begin(task)
         ours.end((X, Y * 1000))
         wanted = (task + 1) * torch.tensor([[abs(1.0), abs(4 * -0.5)]])
-        torch.testing.assert_close(ours.held.importance["weight"], wanted)
+        torch.testing.assert_close(ours.consolidated.importance["weight"], wanted)
 
 
 def test_si_is_the_fall_of_the_loss_per_squared_distance() -> None:
@@ -98,7 +97,7 @@ def test_si_is_the_fall_of_the_loss_per_squared_distance() -> None:
             path -= gradient * (weight(ours) - before)
         ours.end()
         wanted += path.clamp(min=0) / ((weight(ours) - start).square() + 0.25)
-        torch.testing.assert_close(ours.held.importance["weight"], wanted)
+        torch.testing.assert_close(ours.consolidated.importance["weight"], wanted)
     assert float(wanted.min()) > 0
 
 
@@ -115,7 +114,7 @@ def test_a_step_goes_down_the_loss_and_the_penalty(kind: type[Quadratic]) -> Non
     for _ in range(2):
         before = weight(ours)
         loss = torch.autograd.grad(ours.objective.loss(ours.model, (X, -Y), 0), ours.model.weight)[0]
-        pull = 0.5 * ours.held.importance["weight"] * (before - ours.held.anchor["weight"])
+        pull = 0.5 * ours.consolidated.importance["weight"] * (before - ours.consolidated.anchor["weight"])
         step(ours, X, -Y)
         torch.testing.assert_close(weight(ours), before - RATE * (loss + pull))
 
@@ -128,17 +127,19 @@ def test_ewc_holds_every_task_at_its_own_weights() -> None:
         step(ours, X, Y + 2 * task)
         ours.end((X, Y + 2 * task))
         before = sum(fisher for fisher, _ in kept) if kept else 0
-        kept.append((ours.held.importance["weight"] - before, weight(ours)))
+        kept.append((ours.consolidated.importance["weight"] - before, weight(ours)))
     place = torch.tensor([[3.0, 7.0]])
     wanted = sum(fisher * (place - at) for fisher, at in kept)
-    torch.testing.assert_close(ours.held.importance["weight"] * (place - ours.held.anchor["weight"]), wanted)
+    torch.testing.assert_close(
+        ours.consolidated.importance["weight"] * (place - ours.consolidated.anchor["weight"]), wanted
+    )
 
 
 def test_laplace_fades_and_holds_at_the_latest_weights() -> None:
     ours = learner(Laplace, decay=0.25)
     ours.begin(0)
     ours.end((X, Y))
-    first = ours.held.importance["weight"].clone()
+    first = ours.consolidated.importance["weight"].clone()
     ours.begin(1)
     step(ours)
     ours.end((X, Y))
@@ -147,12 +148,14 @@ def test_laplace_fades_and_holds_at_the_latest_weights() -> None:
         fresh.model.weight.copy_(weight(ours))
     fresh.begin(0)
     fresh.end((X, Y))
-    torch.testing.assert_close(ours.held.importance["weight"], 0.25 * first + fresh.held.importance["weight"])
-    assert torch.equal(ours.held.anchor["weight"], weight(ours))
+    torch.testing.assert_close(
+        ours.consolidated.importance["weight"], 0.25 * first + fresh.consolidated.importance["weight"]
+    )
+    assert torch.equal(ours.consolidated.anchor["weight"], weight(ours))
 
 
 def test_weights_without_importance_are_free() -> None:
-    held = Held()
+    held = Importances()
     held.importance, held.anchor = {"w": torch.tensor([0.0, 2.0])}, {"w": torch.tensor([5.0, 1.0])}
     w = nn.Parameter(torch.tensor([1.0, 4.0]))
     assert held.distance({"w": w}) is None  # the loss does not use it
@@ -227,14 +230,3 @@ def test_wrong_arguments(make_it: Callable[[], Any], message: str) -> None:
 def test_two_importances_do_not_go_together() -> None:
     with pytest.raises(TypeError, match="EWC and SI both have importances, and a learner can have one only"):
         combine(EWC, SI)
-
-
-@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if "PUBLISHED" in vars(kind)])
-def test_published_settings_make_the_learner(name: str) -> None:
-    kind: Any = STRATEGIES[name]
-    for settings in kind.PUBLISHED.values():
-        arguments = {key: value for key, value in settings.items() if key != "reference"}
-        assert len(settings["reference"]) > 10
-        needed = {"VCL": {"examples": 100}}.get(name, {})
-        model = replay_vae([12, 16, 16], 3) if name == "RtF" else toy_model()
-        kind(model, lambda p: torch.optim.SGD(p, lr=0.1), **needed, **arguments)

@@ -24,9 +24,8 @@ from powerprop.continual import (
     combine,
     make_task,
 )
-from powerprop.continual.gradients import Gradients
+from powerprop.continual.gem import Gradients, least_above, least_nonnegative
 from powerprop.continual.memory import reservoir
-from powerprop.continual.qp import least_above, least_nonnegative
 from powerprop.reparam import psi_inverse, slope
 from powerprop_paper.models import mlp
 from strategies import make, tensors
@@ -278,7 +277,7 @@ def test_er_rehearses_half_of_the_loss_with_the_task_of_every_example() -> None:
         learner.learn(make_task(classes(task), classes=numbers, index=task))
         if task:
             (rehearsal,) = learner.found
-            assert rehearsal.share == 0.5
+            assert rehearsal.weight == 0.5
             assert set(rehearsal.task.tolist()) == set(range(task))
     _, y = rehearsal.batch
     wanted = [[(0, 1, 2), (5, 4, 3)][t][k] for t, k in zip(rehearsal.task.tolist(), y.tolist(), strict=True)]
@@ -294,9 +293,9 @@ def test_examples_are_grouped_by_task_where_the_network_or_the_loss_must_know_it
     for task in range(3):
         learner.learn(classes(task))
     assert [each.task for each in learner.found] == [0, 1]
-    assert sum(each.share for each in learner.found) == pytest.approx(0.5)
+    assert sum(each.weight for each in learner.found) == pytest.approx(0.5)
     sizes = [len(each.batch[0]) for each in learner.found]
-    assert [each.share for each in learner.found] == pytest.approx([0.5 * size / sum(sizes) for size in sizes])
+    assert [each.weight for each in learner.found] == pytest.approx([0.5 * size / sum(sizes) for size in sizes])
 
 
 def test_a_loss_of_ones_own_gets_batches_of_one_task() -> None:
@@ -368,7 +367,7 @@ def test_shares_that_leave_nothing_for_the_task_are_refused() -> None:
         def rehearse(self) -> list[Rehearsal]:
             return [Rehearsal(classes(0), 0, 0.5)]
 
-    learner = combine(ER, Half)(mlp([8, 16, 3], generator=seeded()), sgd(), share=0.5, steps=3)
+    learner = combine(ER, Half)(mlp([8, 16, 3], generator=seeded()), sgd(), loss_weight=0.5, steps=3)
     learner.learn(classes(0))
     with pytest.raises(ValueError, match="leave none for the task in hand"):
         learner.learn(classes(1))
@@ -387,7 +386,7 @@ def test_everything_is_kept_and_all_tasks_count_alike(kind: type[Strategy]) -> N
     assert learner.memory_bytes() == 3 * 64 * (8 * 4 + 8 + 8) + weights
     learner.begin()
     (rehearsal,) = learner.rehearse()
-    assert rehearsal.share == pytest.approx(3 / 4)
+    assert rehearsal.weight == pytest.approx(3 / 4)
     assert len(rehearsal.task) == (48 if kind is JointTraining else 16)
     with pytest.raises(ValueError, match="keeps everything, got memory=3"):
         kind(mlp([8, 16, 3], generator=seeded()), sgd(), memory=3)
@@ -415,7 +414,7 @@ def test_bytes_are_those_of_the_examples(name: str) -> None:
     [
         (ER, {"memory": 0}, "memory must be at least one example, got 0"),
         (ER, {"rehearsed": 0}, "rehearsed must be at least one example a step, got 0"),
-        (ER, {"share": 1.0}, "share must be between 0 and 1, got 1.0"),
+        (ER, {"loss_weight": 1.0}, "loss_weight must be between 0 and 1, got 1.0"),
         (GEM, {"margin": -1.0}, "margin must not be negative, got -1.0"),
     ],
 )

@@ -27,8 +27,12 @@ def net(bias: bool = True, seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 16, bias=bias), nn.ReLU(), nn.Linear(16, CLASSES, bias=bias))
 
 
+def quick(*kind: Any, **options: Any) -> Strategy:
+    return learner(*kind, **{"steps": 10, **options})
+
+
 def saved(path: Path, method: str = "epn", **options: Any) -> Strategy:
-    ours = learner(method, steps=10, **options)
+    ours = quick(method, **options)
     ours.learn(toy_task(0))
     ours.save(path)
     return ours
@@ -49,19 +53,19 @@ def test_every_name_and_shape_of_the_model_is_compared(tmp_path: Path) -> None:
     saved(tmp_path / "with", model=net())
     saved(tmp_path / "without", model=net(bias=False))
     there, here = r"\{'model/0.bias': \(16,\), 'model/2.bias': \(3,\)\}", r"\{\}"
-    refused(learner(model=net(bias=False)), tmp_path / "with", f"has {there}, this one has {here}")
-    refused(learner(model=net()), tmp_path / "without", f"has {here}, this one has {there}")
+    refused(quick(model=net(bias=False)), tmp_path / "with", f"has {there}, this one has {here}")
+    refused(quick(model=net()), tmp_path / "without", f"has {here}, this one has {there}")
     normed = nn.Sequential(*net(), nn.BatchNorm1d(CLASSES))
-    refused(learner(model=normed), tmp_path / "with", r"has \{\}, this one has .*'model/3.running_mean': \(3,\)")
+    refused(quick(model=normed), tmp_path / "with", r"has \{\}, this one has .*'model/3.running_mean': \(3,\)")
 
 
 def test_heads_and_the_number_of_tasks_are_compared(tmp_path: Path) -> None:
     saved(tmp_path / "heads", head_count=2)
-    plain = learner(head_count=2)
+    plain = quick(head_count=2)
     plain.heads = None
     refused(plain, tmp_path / "heads", "the saved learner has heads 'heads', this one has None")
     saved(tmp_path / "two", "packnet", total_tasks=2)
-    refused(learner("packnet", total_tasks=5), tmp_path / "two", "the saved learner has total_tasks 2, this one has 5")
+    refused(quick("packnet", total_tasks=5), tmp_path / "two", "the saved learner has total_tasks 2, this one has 5")
 
 
 def test_damaged_masks_leave_the_learner_as_it_was(tmp_path: Path) -> None:
@@ -69,7 +73,7 @@ def test_damaged_masks_leave_the_learner_as_it_was(tmp_path: Path) -> None:
     tensors, data = state_of(ours)
     tensors["masks/fc1.weight"] = tensors["masks/fc1.weight"][:0]
     write_learner(tmp_path / "l", tensors, data)
-    refused(learner(), tmp_path / "l", "owners among 1 tasks take 1 bit planes, got 0")
+    refused(quick(), tmp_path / "l", "owners among 1 tasks take 1 bit planes, got 0")
 
 
 def test_the_layers_that_share_tasks_are_compared(tmp_path: Path) -> None:
@@ -77,11 +81,11 @@ def test_the_layers_that_share_tasks_are_compared(tmp_path: Path) -> None:
     frozen = net()
     frozen[0].weight.requires_grad_(False)
     message = r"has alphas {'0.weight': 1.5, '2.weight': 1.5}, this one has {'2.weight': 1.5}"
-    refused(learner(model=frozen), tmp_path / "l", message)
+    refused(quick(model=frozen), tmp_path / "l", message)
 
 
 def test_a_learner_without_tasks_is_saved_and_read(tmp_path: Path) -> None:
-    ours, again = learner(), learner()
+    ours, again = quick(), quick()
     ours.save(tmp_path / "l")
     again.load(tmp_path / "l")
     for each in (ours, again):
@@ -92,14 +96,14 @@ def test_a_learner_without_tasks_is_saved_and_read(tmp_path: Path) -> None:
 @every_method
 @both_alphas
 def test_a_saved_learner_goes_on_bit_for_bit(method: str, alpha: float, tmp_path: Path) -> None:
-    straight = learner(method, "adam", alpha)
+    straight = quick(method, "adam", alpha)
     for t in range(4):
         straight.learn(toy_task(t))
-    broken = learner(method, "adam", alpha)
+    broken = quick(method, "adam", alpha)
     for t in range(4):
         broken.learn(toy_task(t))
         broken.save(tmp_path / "learner.safetensors")
-        broken = learner(method, "adam", alpha, model=toy_model(seed=9))
+        broken = quick(method, "adam", alpha, model=toy_model(seed=9))
         broken.load(tmp_path / "learner.safetensors")
     assert same(straight.model, broken.model)
     for t in range(4):
@@ -109,27 +113,27 @@ def test_a_saved_learner_goes_on_bit_for_bit(method: str, alpha: float, tmp_path
 
 
 def test_norms_and_dropout_resume_too(tmp_path: Path) -> None:
-    straight, broken = (learner("epn", "adam", model=NormNet(), heads="out") for _ in range(2))
+    straight, broken = (quick("epn", "adam", model=NormNet(), heads="out") for _ in range(2))
     for t in range(3):
         straight.learn(toy_task(t))
         broken.learn(toy_task(t))
         broken.save(tmp_path / "l")
-        broken = learner("epn", "adam", model=NormNet(), heads="out")
+        broken = quick("epn", "adam", model=NormNet(), heads="out")
         broken.load(tmp_path / "l")
     assert same(straight.model, broken.model)
 
 
 def test_loading_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    ours = learner()
+    ours = quick()
     ours.learn(toy_task(0))
     path = tmp_path / "learner.safetensors"
     ours.save(path)
     with pytest.raises(ValueError, match=r"alpha 1\.5, this one has 2\.0"):
-        learner(alpha=2.0).load(path)
+        quick(alpha=2.0).load(path)
     with pytest.raises(ValueError, match="'EfficientPackNet', this one has 'PackNet'"):
-        learner("packnet").load(path)
+        quick("packnet").load(path)
     with pytest.raises(ValueError, match=r"fc1\.weight': \(32, 12\).*this one has .*\(40, 12\)"):
-        learner(model=toy_model(width=40)).load(path)
+        quick(model=toy_model(width=40)).load(path)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match="learner.safetensors is damaged: its content does not have the checksum"):
         ours.load(path)
@@ -140,13 +144,13 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
 
     save_file({"w": torch.zeros(1)}, tmp_path / "x")
     with pytest.raises(ValueError, match=f"expected a file of format '{FORMAT}', got None"):
-        learner().load(tmp_path / "x")
+        quick().load(tmp_path / "x")
 
 
 @pytest.mark.filterwarnings("ignore:.*for the tasks to come")  # a network of this size is soon full
 @pytest.mark.parametrize(("tasks", "width"), [(5, 200), (40, 200)])
 def test_file_size(tasks: int, width: int, tmp_path: Path) -> None:
-    ours = learner(
+    ours = quick(
         model=toy_model(width=width),
         steps=2,
         retrain_steps=0,
@@ -169,7 +173,7 @@ def test_file_size(tasks: int, width: int, tmp_path: Path) -> None:
 def test_three_hundred_tasks(tmp_path: Path) -> None:
     options: dict[str, Any] = {"steps": 3, "retrain_steps": 1, "batch_size": 8, "clip": 1.0}
     options |= {"grid": (0.3, 0.1), "score": lambda logits, y: 1.0, "when_full": "train"}
-    ours = learner(**options)
+    ours = quick(**options)
     checked = {}
     for t in range(300):
         task = toy_task(t, 32)
@@ -177,7 +181,7 @@ def test_three_hundred_tasks(tmp_path: Path) -> None:
         if t in (0, 17, 255, 256, 299):
             checked[t] = ours.logits(task.test().x, t)
     ours.save(tmp_path / "l")
-    again = learner(model=toy_model(seed=5), **options)
+    again = quick(model=toy_model(seed=5), **options)
     again.load(tmp_path / "l")
     for t, logits in checked.items():
         assert torch.equal(ours.logits(toy_task(t).test().x, t), logits)
@@ -187,7 +191,7 @@ def test_three_hundred_tasks(tmp_path: Path) -> None:
 
 @both_alphas
 def test_half_precision_learners_are_the_same_after_loading(alpha: float, tmp_path: Path) -> None:
-    ours, again = (learner("epn", alpha=alpha, steps=20, model=toy_model().bfloat16()) for _ in range(2))
+    ours, again = (quick("epn", alpha=alpha, steps=20, model=toy_model().bfloat16()) for _ in range(2))
     for index in range(2):
         x, y = toy_task(index).train()
         ours.learn(make_task((x.bfloat16(), y), index=index))

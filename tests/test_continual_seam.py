@@ -201,7 +201,7 @@ def test_reusing_the_output_layer_alone(alpha: float, tmp_path: Path) -> None:
 
 
 def test_a_task_takes_no_more_than_its_share_of_a_layer() -> None:
-    ours = learner(share=0.1, gamma=0.6, grid=(0.5, 0.3), retrain_steps=20)
+    ours = learner(max_layer_fraction=0.1, gamma=0.6, grid=(0.5, 0.3), retrain_steps=20)
     for t in range(3):
         ours.learn(toy_task(t))
         own = ours.nets.masks.owner

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from powerprop.continual import GRID, EfficientPackNet, make_task, sparsest
-from powerprop.continual.packing.search import around, binary, check_grid, linear
-from powerprop.continual.packing.taylor import loss_increase, removal_costs
+from powerprop.continual.packing.efficient import around, binary, check_grid, linear, loss_increase, removal_costs
 from tasks import Scored, learner, toy_model, toy_task
 
 

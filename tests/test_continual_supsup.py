@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual import INFERENCES, SupSup
-from powerprop.continual.packing.signature import RATES
-from powerprop.continual.supsup import BitMasks
+from powerprop.continual.packing.subnetworks import RATES
+from powerprop.continual.packing.supermasks import BitMasks
 from powerprop.masks import Masks
 from tasks import FEATURES, NormNet, toy_model, toy_task
 
@@ -52,9 +52,9 @@ def test_every_task_keeps_its_share_and_a_bit_for_each_weight() -> None:
         masks = ours.nets.masks.mask(task)
         assert [int(m.sum()) for m in masks.values()] == [12 * 32 // 4, 32 * 32 // 4, 32 * 3 // 4]
     bits = 2 * (12 * 32 + 32 * 32 + 32 * 3) // 8
-    # sizes, tasks of means, inputs of each; two means, a variance each and that of both; limits of unknown inputs
-    signatures = 8 * 2 * 3 + 4 * FEATURES * (2 + 2 + 1) + 4 * 2 * len(RATES)
-    assert ours.memory_bytes() - before == bits + signatures
+    # tasks of means, inputs of each; two means and a variance each; limits of unknown inputs
+    stats = 8 * 2 * 2 + 4 * FEATURES * (2 + 2) + 4 * 2 * len(RATES)
+    assert ours.memory_bytes() - before == bits + stats
 
 
 def test_learns_and_finds_the_task() -> None:

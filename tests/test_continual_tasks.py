@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from powerprop.continual import learn_stream, make_task
-from powerprop.continual.seeds import drawing_from
+from powerprop.continual.data import drawing_from
 from tasks import learner, toy_task
 
 

@@ -72,12 +72,12 @@ def test_frozen_parameters_take_no_part_in_clipping() -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers_wear_other_weights(kind: Callable[..., nn.RNNBase]) -> None:
-    from powerprop.continual.view import wearing
+    from powerprop.continual.layers import swapped_parameters
 
     torch.manual_seed(0)
     layer, other = kind(3, 4), kind(3, 4)
     x = torch.randn(5, 2, 3)
     own = layer(x)[0]
-    with wearing(layer, {n: p.detach() for n, p in other.named_parameters()}):
+    with swapped_parameters(layer, {n: p.detach() for n, p in other.named_parameters()}):
         assert torch.equal(layer(x)[0], other(x)[0])
     assert torch.equal(layer(x)[0], own)

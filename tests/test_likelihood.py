@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from powerprop.continual import Elbo, log_likelihood
+from powerprop.continual import Elbo
+from powerprop_paper.likelihood import log_likelihood
 
 INPUTS = 7
 

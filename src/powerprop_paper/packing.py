@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from powerprop.continual import Classification, EfficientPackNet, Packing, PackNet, infer
-from powerprop.continual.packing.infer import entropies
-from powerprop.continual.packing.search import FINE
-from powerprop.continual.seeds import derived_seed, number_of
+from powerprop.continual.data import derived_seed, number_of
+from powerprop.continual.packing.efficient import FINE
+from powerprop.continual.packing.task_inference import entropies
 from powerprop.select import select
 from powerprop_paper import data, models
 from powerprop_paper.models import fans

@@ -6,36 +6,29 @@ learner.predict(x, task=3)           # the task is known
 learner.predict(x)                   # the task is inferred
 """
 
-from powerprop.continual.boundaries.changepoint import ChangePointDetector
-from powerprop.continual.boundaries.finder import BoundaryFinder
+from powerprop.continual.boundaries import BoundaryFinder, ChangePointDetector
 from powerprop.continual.combine import combine
-from powerprop.continual.der import DER, DERpp
-from powerprop.continual.distill import LwF
-from powerprop.continual.fisher import diagonal_fisher
+from powerprop.continual.data import Source
+from powerprop.continual.evaluate import Accuracies, accuracy_on, learn_stream
 from powerprop.continual.gem import AGEM, GEM
-from powerprop.continual.generative import DGR, RtF
+from powerprop.continual.generative_replay import DGR, RtF
+from powerprop.continual.gradient_projection import GPM, OWM
 from powerprop.continual.hat import HAT
 from powerprop.continual.icarl import ICaRL
-from powerprop.continual.likelihood import log_likelihood
-from powerprop.continual.loop import learn_stream
+from powerprop.continual.importance import diagonal_fisher
+from powerprop.continual.lwf import LwF
 from powerprop.continual.memory import Memory
-from powerprop.continual.metrics import Accuracies, accuracy_on
-from powerprop.continual.now import Rehearsal, Stateful
 from powerprop.continual.objective import Classification, Elbo, MultiLabel, Objective, OneVsRest, Regression
-from powerprop.continual.packing.base import Packing
-from powerprop.continual.packing.efficient import EfficientPackNet
-from powerprop.continual.packing.infer import INFERENCES, entropy_gradient, infer
-from powerprop.continual.packing.packnet import PackNet
-from powerprop.continual.packing.search import GRID, sparsest
-from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.continual.packing.taskmasks import TaskMasks
-from powerprop.continual.project import GPM, OWM
+from powerprop.continual.packing.efficient import GRID, EfficientPackNet, sparsest
+from powerprop.continual.packing.packnet import Packing, PackNet
+from powerprop.continual.packing.subnetworks import Subnetworks
+from powerprop.continual.packing.supermasks import SupSup
+from powerprop.continual.packing.task_inference import INFERENCES, entropy_gradient, infer
+from powerprop.continual.packing.task_masks import TaskMasks
 from powerprop.continual.registry import STRATEGIES, load_learner
-from powerprop.continual.regularise import EWC, MAS, SI, Laplace
-from powerprop.continual.replay import ER, JointTraining, PerfectMemory
-from powerprop.continual.source import Source
-from powerprop.continual.strategy import Naive, Strategy
-from powerprop.continual.supsup import SupSup
+from powerprop.continual.regularization import EWC, MAS, SI, Laplace
+from powerprop.continual.replay import DER, ER, DERpp, JointTraining, PerfectMemory
+from powerprop.continual.strategy import Naive, Rehearsal, Stateful, Strategy
 from powerprop.continual.task import SCENARIOS, Prediction, Scenario, Task, make_task
 from powerprop.continual.vcl import VCL
 
@@ -94,7 +87,6 @@ __all__ = [
     "infer",
     "learn_stream",
     "load_learner",
-    "log_likelihood",
     "make_task",
     "sparsest",
 ]

@@ -1,92 +1,132 @@
-"""Several strategies in one learner: each acts in its own verbs, and none is dropped without a word.
+"""Several strategies in one learner: each acts in its own hooks, and none is dropped without a word.
 
     ReplayWithEWC = combine(ER, EWC)          # or: class ReplayWithEWC(ER, EWC): ...
     learner = ReplayWithEWC(model, optimizer, memory=200, strength=100.0)
     learner = combine(EWC, LwF)(model, optimizer, options={EWC: {"strength": 100.0}, LwF: {"strength": 1.0}})
 
-The loop asks every class of a learner for its verbs, so that a class in front does not hide one behind it; a subclass
-that overrides a verb of its own ancestor replaces it, as always in Python. Strategies whose promises cannot be kept
+The loop asks every class of a learner for its hooks, so that a class in front does not hide one behind it; a subclass
+that overrides a hook of its own ancestor replaces it, as always in Python. Strategies whose promises cannot be kept
 together are refused, when the class is made. (None of them is an `abc.ABC`: `issubclass` of one takes a class that was
 refused, until it is collected, for a common descendant.)
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["ADDED", "ALONE", "act", "check_combination", "combine", "having", "shared_options", "verbs_of"]
+__all__ = [
+    "TRAITS",
+    "all_arguments",
+    "call_hooks",
+    "check_combination",
+    "combine",
+    "having",
+    "hooks_of",
+    "shared_options",
+]
 
-ADDED = ("begin_task", "rehearse", "penalty", "after_step", "end_task")
-"""Verbs that several strategies may have: all of them act, in the order of the classes."""
 ALONE = ("after_backward", "viewing", "predict", "choose_masks", "importances", "project")
-"""Verbs of which one learner can have one only: who changes the gradient, who answers, who chooses masks, who says
-which weights matter, who projects steps."""
+"""Hooks of which one learner can have one only: who changes the gradient, who answers, who chooses masks, who says
+which weights matter, who projects steps. Of all others every strategy's acts, in the order of the classes."""
+TRAITS = {
+    "starts anew": "every task begins anew, or trains parameters of the method's own: there is nothing to `carry`",
+    "keeps answers": "earlier tasks answer as before, to the bit, because weights are held for them",
+    "rewrites weights": "weights are written to past the masks of the optimiser",
+    "trains no weight": "no weight is trained",
+    "acts on weights": "gradients or moves of weights are what the method is about",
+    "once": "a task cannot be learned again after others",
+    "fills memory": "it says itself when examples go into the memory, and what with them",
+    "sees layers": "what goes into layers is looked at, or changed, while the network answers",
+    "trains beyond": "layers are trained that no answer of the network needs",
+    "asks before": "the network as it is, and as it was, is asked about the classes of all tasks at once",
+    "fills the loss": "what is rehearsed leaves no room for another rehearsal",
+}
+"""What a class may say of itself in `traits`."""
+NOT_SAVED = ("self", "model", "optimizer", "objective", "alpha", "rate", "where", "schedule")
 
 
 @cache
-def verbs_of(kind: type[Any], verb: str) -> tuple[Callable[..., Any], ...]:
+def hooks_of(kind: type[Any], hook: str) -> tuple[Callable[..., Any], ...]:
     """The functions of that name among the ancestors of a class, without those that a descendant has overridden."""
     found: list[type] = []
     for each in kind.__mro__:
-        if verb in vars(each) and not any(issubclass(nearer, each) for nearer in found):
+        if hook in vars(each) and not any(issubclass(nearer, each) for nearer in found):
             found.append(each)
-    return tuple(vars(each)[verb] for each in found)
+    return tuple(vars(each)[hook] for each in found)
 
 
-def act(learner: Any, verb: str, *arguments: Any) -> list[Any]:
-    """Every strategy of a learner does what it does in a verb."""
+def call_hooks(learner: Any, hook: str, *arguments: Any) -> list[Any]:
+    """Every strategy of a learner does what it does in a hook."""
     kind: Any = type(learner)
-    return [function(learner, *arguments) for function in verbs_of(kind, verb)]
-
-
-def check_combination(kind: type) -> None:
-    """Strategies of which one would undo what another promises do not go together: an error that says why."""
-    name = kind.__name__
-    for verb in ALONE:
-        if len(found := verbs_of(kind, verb)) > 1:
-            names = " and ".join(function.__qualname__.rpartition(".")[0] for function in found)
-            raise TypeError(f"{name}: {names} both have {verb}, and a learner can have one only")
-    keeps, rewrites = having(kind, "keeps_answers"), having(kind, "rewrites")
-    if len(keeps) > 1:
-        both = " and ".join(keeps)
-        raise TypeError(f"{name}: {both} both hold weights for earlier tasks, and undo each other's masks")
-    if keeps and rewrites:
-        text = f"{rewrites[0]} writes to weights after the optimiser's step or between tasks"
-        raise TypeError(f"{name}: {keeps[0]} holds weights so that earlier tasks answer as before, and {text}")
-    if (fixed := having(kind, "fixed_weights")) and (acts := having(kind, "acts_on_weights")):
-        raise TypeError(f"{name}: {fixed[0]} trains no weight, and {acts[0]} acts on how weights are trained")
-    if (fills := having(kind, "fills_the_loss")) and len(found := verbs_of(kind, "rehearse")) > 1:
-        names = " and ".join(function.__qualname__.rpartition(".")[0] for function in found)
-        raise TypeError(f"{name}: {names} both rehearse, and the share of {fills[0]} leaves no room in the loss")
-    if len(fills := having(kind, "fills_memory")) > 1:
-        raise TypeError(f"{name}: {' and '.join(fills)} both fill the memory, each in its own way")
-    if (beyond := having(kind, "trains_beyond")) and (sees := having(kind, "sees_layers")):
-        text = f"{beyond[0]} trains layers that no answer needs"
-        raise TypeError(f"{name}: {sees[0]} looks at what goes into layers while the network answers, and {text}")
-    if asks := having(kind, "asks_before"):
-        views = [function.__qualname__.rpartition(".")[0] for function in verbs_of(kind, "viewing")]
-        if own := [each for each in views if each != "Strategy"]:
-            text = f"{own[0]} shows every task a network of its own"
-            raise TypeError(f"{name}: {asks[0]} asks one network, and that of before, about all tasks, and {text}")
-    if not hasattr(kind, "strategies") and (shared := shared_options(kind)):
-        text = f"the classes of {name} have options of the same name, {', '.join(sorted(shared))}"
-        raise TypeError(f"{text}: use combine(…), which takes options by part")
+    return [function(learner, *arguments) for function in hooks_of(kind, hook)]
 
 
 def having(kind: type, trait: str) -> list[str]:
     """The names of the classes that say so of themselves."""
-    return [each.__name__ for each in kind.__mro__ if vars(each).get(trait)]
+    return [each.__name__ for each in kind.__mro__ if trait in vars(each).get("traits", ())]
+
+
+@cache
+def arguments_of(kind: type) -> frozenset[str]:
+    """The arguments that a class takes beside those of its ancestors, by which a saved learner is made again."""
+    made = vars(kind).get("__init__")
+    taken = () if made is None or issubclass(kind, _Combined) else inspect.signature(made).parameters.values()
+    named = (p.name for p in taken if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return frozenset(named) - set(NOT_SAVED)
 
 
 def shared_options(kind: type) -> set[str]:
-    """Options that two classes have, neither of which is a kind of the other."""
-    owners = [(each, option) for each in kind.__mro__ for option in vars(each).get("OPTIONS", ())]
+    """Arguments that two classes have, neither of which is a kind of the other."""
+    owners = [(each, name) for each in kind.__mro__ for name in arguments_of(each)]
     return {
-        option for one, option in owners for other, same in owners
-        if option == same and not issubclass(one, other) and not issubclass(other, one)
+        name for one, name in owners for other, same in owners
+        if name == same and not issubclass(one, other) and not issubclass(other, one)
     }  # fmt: skip
+
+
+def check_combination(kind: type) -> None:
+    """Strategies of which one would undo what another promises do not go together: an error that says why."""
+    for reason in _conflicts(kind):
+        raise TypeError(f"{kind.__name__}: {reason}")
+    if not issubclass(kind, _Combined) and (shared := shared_options(kind)):
+        text = f"the classes of {kind.__name__} have options of the same name, {', '.join(sorted(shared))}"
+        raise TypeError(f"{text}: use combine(…), which takes options by part")
+
+
+def _conflicts(kind: type) -> list[str]:
+    """Why the strategies of a class do not go together, if they do not."""
+
+    def owners(hook: str) -> list[str]:
+        return [function.__qualname__.rpartition(".")[0] for function in hooks_of(kind, hook)]
+
+    found = [
+        f"{' and '.join(each)} both have {hook}, and a learner can have one only"
+        for hook in ALONE
+        if len(each := owners(hook)) > 1
+    ]
+    having_of = {trait: having(kind, trait) for trait in TRAITS}
+    keeps, fills = having_of["keeps answers"], having_of["fills memory"]
+    if len(keeps) > 1:
+        found.append(f"{' and '.join(keeps)} both hold weights for earlier tasks, and undo each other's masks")
+    if keeps and (rewrites := having_of["rewrites weights"]):
+        text = f"{rewrites[0]} writes to weights after the optimiser's step or between tasks"
+        found.append(f"{keeps[0]} holds weights so that earlier tasks answer as before, and {text}")
+    if (fixed := having_of["trains no weight"]) and (acts := having_of["acts on weights"]):
+        found.append(f"{fixed[0]} trains no weight, and {acts[0]} acts on how weights are trained")
+    if (full := having_of["fills the loss"]) and len(both := owners("rehearse")) > 1:
+        found.append(f"{' and '.join(both)} both rehearse, and the share of {full[0]} leaves no room in the loss")
+    if len(fills) > 1:
+        found.append(f"{' and '.join(fills)} both fill the memory, each in its own way")
+    if (beyond := having_of["trains beyond"]) and (sees := having_of["sees layers"]):
+        text = f"{beyond[0]} trains layers that no answer needs"
+        found.append(f"{sees[0]} looks at what goes into layers while the network answers, and {text}")
+    if (asks := having_of["asks before"]) and (own := [each for each in owners("viewing") if each != "Strategy"]):
+        text = f"{own[0]} shows every task a network of its own"
+        found.append(f"{asks[0]} asks one network, and that of before, about all tasks, and {text}")
+    return found
 
 
 def combine(*strategies: type) -> type:
@@ -118,9 +158,9 @@ class _Combined:
         if unknown := [each for each in given if each not in self.strategies]:
             raise TypeError(f"options are of the strategies {names}, got some of {unknown[0]!r}")
         if common := sorted(shared_options(type(self)) & shared.keys()):
-            owners = [each for each in self.strategies if common[0] in _options(each)]
-            text, first = " and ".join(each.__name__ for each in owners), owners[0].__name__
-            raise TypeError(f"{text} both have {common[0]}: say options={{{first}: {{{common[0]!r}: …}}, …}}")
+            owners = [each.__name__ for each in self.strategies if common[0] in all_arguments(each)]
+            text = f"say options={{{owners[0]}: {{{common[0]!r}: …}}, …}}"
+            raise TypeError(f"{' and '.join(owners)} both have {common[0]}: {text}")
         self.given_options, self.own_options = given, dict[type, dict[str, Any]]()
         super().__init__(model, optimizer, **shared)  # type: ignore[call-arg]
 
@@ -131,10 +171,12 @@ def _taking(kind: type) -> type:
     class Taking:
         def __init__(self: Any, model: Any, optimizer: Any, **shared: Any) -> None:
             super().__init__(model, optimizer, **{**shared, **self.given_options.get(kind, {})})  # type: ignore[call-arg]
-            self.own_options[kind] = {name: getattr(self, name) for name in shared_options(type(self)) & _options(kind)}
+            own = shared_options(type(self)) & all_arguments(kind)
+            self.own_options[kind] = {name: getattr(self, name) for name in own}
 
     return Taking
 
 
-def _options(kind: type) -> set[str]:
-    return {option for each in kind.__mro__ for option in vars(each).get("OPTIONS", ())}
+def all_arguments(kind: type) -> frozenset[str]:
+    """Those of a class and of all its ancestors."""
+    return frozenset[str]().union(*map(arguments_of, kind.__mro__))

@@ -6,15 +6,116 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from powerprop.continual.gradients import Gradients
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.qp import least_above
 from powerprop.continual.replay import Replay
+from powerprop.continual.strategy import OptimizerFactory
+from powerprop.optim import Powerprop
 
-__all__ = ["AGEM", "GEM"]
+__all__ = ["AGEM", "GEM", "Gradients", "least_above", "least_nonnegative"]
+
+Array = NDArray[np.float64]
+
+EXACT = 1e-10
+"""What is smaller than this, where the diagonal is 1, is rounding."""
+
+
+def least_above(bound: float, p: Array, q: Array) -> Array:
+    """The v ≥ bound with the least ½vᵀPv + qᵀv, for P = GGᵀ and q = Gg.
+
+    With v = bound + u it is a program in u ≥ 0.
+    """
+    return bound + least_nonnegative(p, q + bound * p.sum(1))
+
+
+def least_nonnegative(p: Array, q: Array) -> Array:
+    """The u ≥ 0 with the least ½uᵀPu + qᵀu, by an active set: exact after finitely many steps.
+
+    P is positive semidefinite and q in its range, as for P = GGᵀ and q = Gg: a variable that is set free then has a
+    column that does not depend on those which are free already, so that singular P need no further care.
+
+    Reference: Lawson & Hanson, Solving Least Squares Problems, 1974, chapter 23.
+    """
+    scale = np.sqrt(np.diag(p))
+    scale = np.where(scale > 0, scale, np.inf)  # a zero gradient forbids nothing: its variable stays 0
+    p, q = p / np.outer(scale, scale), q / scale
+    u, free = np.zeros(len(q)), np.zeros(len(q), dtype=bool)
+    tolerance = EXACT * max(1.0, float(np.abs(q).max(initial=0.0)))
+    for _ in range(10 * len(q) + 10):
+        downhill = np.where(free, 0.0, -(p @ u + q))
+        if downhill.max(initial=0.0) <= tolerance:
+            return u / scale
+        free[int(downhill.argmax())] = True
+        u = _settled(p, q, u, free)
+    raise RuntimeError(f"no solution after {10 * len(q) + 10} steps for P = {p.tolist()}, q = {q.tolist()}")
+
+
+def _settled(p: Array, q: Array, u: Array, free: NDArray[np.bool_]) -> Array:
+    """Go to the least among the free variables; those that would become negative on the way stay at 0."""
+    while free.any():
+        aim = np.zeros(len(q))
+        aim[free] = np.linalg.lstsq(p[np.ix_(free, free)], -q[free], rcond=EXACT)[0]
+        below = free & (aim <= 0)
+        if not below.any():
+            return aim
+        way = (u[below] / np.maximum(u[below] - aim[below], np.finfo(float).tiny)).min()
+        u = u + way * (aim - u)
+        free &= u > EXACT * max(1.0, float(u.max()))
+        u = np.where(free, u, 0.0)
+    return np.zeros(len(q))
+
+
+class Gradients:
+    """The entries that the step at hand moves, and inner products of gradients over them.
+
+    A step moves φ, not w: Δφ = -η s ∂L/∂w with s = α|φ|^(α-1), so that to first order another loss M changes by
+
+        ΔM = Σ s ∂M/∂w Δφ = -η Σ s² ∂L/∂w ∂M/∂w = -η ⟨∂L/∂w, ∂M/∂w⟩
+
+    Inner products are weighed by s². Weights that are masked, frozen or have no gradient do not move and do not count.
+    """
+
+    def __init__(self, optimizer: Powerprop, model: nn.Module) -> None:
+        moved = {n: p for n, p in model.named_parameters() if p.grad is not None and not optimizer.frozen.holds(p)}
+        self.parameters = list(moved.values())
+        self.metric = _flat([_metric(optimizer, name, p) for name, p in moved.items()])
+
+    def current(self) -> Tensor:
+        """The gradient of the step."""
+        return _flat([p.grad for p in self.parameters if p.grad is not None])
+
+    def of(self, loss: Tensor) -> Tensor:
+        """The gradient of another loss; that of the step stays as it is."""
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = zip(found, self.parameters, strict=True)
+        return _flat([torch.zeros_like(p) if gradient is None else gradient for gradient, p in pairs])
+
+    def products(self, rows: Tensor, others: Tensor) -> Tensor:
+        """⟨a, b⟩ of every row a with every row b."""
+        return (rows * self.metric) @ others.T
+
+    @torch.no_grad()
+    def add(self, change: Tensor) -> None:
+        """Add a vector to the gradient of the step."""
+        parts = torch.split(change, [p.numel() for p in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            assert parameter.grad is not None
+            parameter.grad += part.view_as(parameter).to(parameter.grad.dtype)
+
+
+def _metric(optimizer: Powerprop, name: str, parameter: nn.Parameter) -> Tensor:
+    """s² where the parameter is trained, 0 elsewhere."""
+    if name not in optimizer.masters:
+        return torch.ones_like(parameter)
+    squared, trained = optimizer.slope(name).square(), optimizer.masters[name].trainable
+    return squared if trained is None else squared * trained
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    """One vector, in float32 at least."""
+    return torch.cat([t.detach().flatten().to(torch.promote_types(t.dtype, torch.float32)) for t in tensors])
 
 
 class GEM(Replay):
@@ -33,24 +134,8 @@ class GEM(Replay):
     rehearsed: examples of each task for its gradient; None takes all that are in the memory.
     """
 
-    once: ClassVar[bool] = True
-    acts_on_weights: ClassVar[bool] = True
-    OPTIONS: ClassVar[tuple[str, ...]] = ("margin",)
+    traits: ClassVar[tuple[str, ...]] = ("once", "acts on weights")
     EQUAL = True
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {
-            "memory": 4400,
-            "margin": 0.5,
-            "reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018",
-        },
-        "permuted-mnist": {
-            "memory": 5120,
-            "margin": 0.5,
-            "reference": "Lopez-Paz & Ranzato, Gradient Episodic Memory, 2017",
-        },
-    }
-    """Split-MNIST: Hsu et al., 2018, plain SGD with 0.01 for 4 epochs. Permuted-MNIST: Lopez-Paz & Ranzato, 2017, 256
-    examples of each of 20 tasks, plain SGD with 0.1 and batches of 10, one epoch."""
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, margin: float = 0.5, **options: Any
@@ -89,23 +174,8 @@ class AGEM(Replay):
     Reference: Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019.
     """
 
-    once: ClassVar[bool] = True
-    acts_on_weights: ClassVar[bool] = True
+    traits: ClassVar[tuple[str, ...]] = ("once", "acts on weights")
     EQUAL = True
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "permuted-mnist": {
-            "memory": 5000,
-            "rehearsed": 256,
-            "reference": "Chaudhry et al., Efficient Lifelong Learning with A-GEM, 2019",
-        },
-        "split-cifar100": {
-            "memory": 1105,
-            "rehearsed": 256,
-            "reference": "Chaudhry et al., Efficient Lifelong Learning with A-GEM, 2019",
-        },
-    }
-    """Chaudhry et al., 2019: 25 examples of each class and task on permuted-MNIST (20 tasks), 13 on split CIFAR-100 (17
-    tasks of 5 classes); plain SGD with 0.1 and 0.03, batches of 10, one epoch."""
 
     def after_backward(self) -> None:
         """Project the gradient, if it goes against that of the memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -12,19 +12,100 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from powerprop.continual.arguments import check_least
-from powerprop.continual.gates import Gates, put_gates
-from powerprop.continual.holding import Holder
-from powerprop.continual.layers import loose_layers, own_layers, warn_of_loose
+from powerprop.continual.data import Source, take_rows
+from powerprop.continual.freezing import SharedFreezer
+from powerprop.continual.layers import loose_layers, own_layers, units_seen, warn_of_loose
 from powerprop.continual.objective import Model
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.reach import units_seen
-from powerprop.continual.rows import take_rows
-from powerprop.continual.source import Source
-from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy, check_least
 from powerprop.mask_entries import count
+from powerprop.masks import pack, unpack
 
-__all__ = ["HAT"]
+__all__ = ["HAT", "Gates", "put_gates"]
+
+Opened = dict[str, Tensor]
+
+
+class Gates:
+    """The hard gates of every task learned so far, one bit for each, and what they have in use all together.
+
+    loose: the layers that gates have no power over, which are held.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: list[Opened] = []
+        self.let_in: Opened = {}
+        self.seen: Opened = {}
+        self.loose: list[str] = []
+
+    def of(self, task: int | None) -> Opened:
+        """The gates of a task, or an error that names the tasks there are."""
+        if task is None or not 0 <= task < len(self.tasks):
+            known = f"in 0..{len(self.tasks) - 1} (the tasks learned so far)" if self.tasks else "learned first"
+            raise ValueError(f"task must be {known}, whose gates are known, got {task}")
+        return self.tasks[task]
+
+    def add(self, opened: Opened, seen: Opened) -> None:
+        """One more task: the gates that it opens, and the output units of every layer that it sees behind them."""
+        self.tasks.append({key: gate.cpu() for key, gate in opened.items()})
+        self.let_in |= {key: gate.cpu() | self.used(key, gate).cpu() for key, gate in opened.items()}
+        self.seen |= {name: units.cpu() | self.seen.get(name, units.cpu()) for name, units in seen.items()}
+
+    def used(self, key: str, like: Tensor) -> Tensor:
+        """The gates of this name that some task has opened; none, if there are other gates now than there were."""
+        found = self.let_in.get(key)
+        if found is None or found.shape != like.shape:
+            return torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+        return found.to(like.device)
+
+    def free(self, name: str, weight: Tensor) -> Tensor:
+        """1 - min(a_out, a_in): the entries of a layer's weight or bias that no task so far depends on.
+
+        A layer without gates of its own lets everything in; the units that a bias is added to need not be let in.
+        """
+        seen = self.seen[name].to(weight.device)
+        if weight.ndim == 1:
+            return ~seen
+        let_in = self.let_in.get(name, torch.ones(weight.shape[1], dtype=torch.bool)).to(weight.device)
+        both = seen[:, None] & let_in[None, :]
+        return ~both.view(*both.shape, *[1] * (weight.ndim - 2)).expand(weight.shape)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """One bit for every gate and task, and for every unit in use."""
+        named = {f"{task}/{key}": gate for task, gates in enumerate(self.tasks) for key, gate in gates.items()}
+        named |= {f"in/{key}": gate for key, gate in self.let_in.items()}
+        named |= {f"out/{name}": units for name, units in self.seen.items()}
+        sizes = {name: len(bits) for name, bits in named.items()}
+        data = {"tasks": len(self.tasks), "sizes": sizes, "loose": self.loose}
+        return {name: pack(bits) for name, bits in named.items()}, data
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.tasks, self.let_in, self.seen = [{} for _ in range(data["tasks"])], {}, {}
+        self.loose = list(data.get("loose", ()))
+        for name, size in data["sizes"].items():
+            kind, _, key = name.partition("/")
+            where = {"in": self.let_in, "out": self.seen}.get(kind)
+            where = self.tasks[int(kind)] if where is None else where
+            where[key] = unpack(tensors[name], (size,))
+
+
+def put_gates(layers: Mapping[str, nn.Module], gate: Callable[[str], Tensor]) -> list[RemovableHandle]:
+    """Let the inputs of layers pass through gates, one for each feature or channel, until the handles are removed.
+
+    gate: asked with the name of the layer in every forward pass; booleans are hard gates, which stop NaN too.
+    """
+
+    def gated(name: str) -> Callable[..., tuple[Any, ...]]:
+        def hook(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            x, a = inputs[0], gate(name)
+            if not isinstance(layer, nn.Linear):
+                a = a.view(-1, *[1] * (layer.weight.ndim - 2))  # type: ignore[operator]
+            return x.masked_fill(~a, 0) if a.dtype == torch.bool else x * a.to(x.dtype), *inputs[1:]
+
+        return hook
+
+    return [layer.register_forward_pre_hook(gated(name)) for name, layer in layers.items()]
+
 
 LARGEST = 6.0
 """Embeddings are kept within ±6, where the gradient of a sigmoid has not vanished."""
@@ -78,17 +159,7 @@ class HAT(Strategy):
     Further arguments are those of `Strategy`. With `clip`, the gradients of the embeddings count, which are large.
     """
 
-    once: ClassVar[bool] = True
-    keeps_answers: ClassVar[bool] = True
-    sees_layers: ClassVar[bool] = True
-    carries: ClassVar[bool] = False
-    OPTIONS: ClassVar[tuple[str, ...]] = ("s_max", "strength", "periods", "gate_lr", "inputs")
-    FIXED: ClassVar[tuple[str, ...]] = ("inputs",)
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        benchmark: {"s_max": 400.0, "strength": 0.75, "batch_size": 64, "reference": SERRA}
-        for benchmark in ("split-mnist/task-incremental", "permuted-mnist/task-incremental", "eight/task-incremental")
-    }
-    """One setting for all, with SGD at 0.05 and as many periods as epochs; eight: a sequence of eight image sets."""
+    traits: ClassVar[tuple[str, ...]] = ("once", "keeps answers", "sees layers", "starts anew")
 
     def __init__(
         self,
@@ -122,7 +193,7 @@ class HAT(Strategy):
         self.gates = Gates()
         self.parts["gates"] = self.gates
         self.embeddings: dict[str, nn.Parameter] = {}
-        self._holder = Holder(model, self.optimizer, self.head_of)
+        self.freezer: SharedFreezer = SharedFreezer(model, self.optimizer, self.head_of)
         self._gated: dict[str, str] = {}
         self._handles: list[RemovableHandle] = []
         for name in self._protected():
@@ -218,21 +289,10 @@ class HAT(Strategy):
         self._take_off()
         super().give_up()
 
-    def check_model(self) -> None:
-        """What is held must be what was learned."""
-        super().check_model()
-        self._holder.check_same()
-
     def let_go(self) -> None:
         """Another learner has the model."""
         self._take_off()
-        self._holder.let_go()
         super().let_go()
-
-    def settle(self) -> None:
-        """A copy holds the same in its own model."""
-        super().settle()
-        self._holder.hold_again()
 
     # --- gates --------------------------------------------------------------------------------------------------
 
@@ -283,7 +343,7 @@ class HAT(Strategy):
         if new:
             rate = {} if self.gate_lr is None else {"lr": self.gate_lr}
             decay = {"weight_decay": 0.0} if "weight_decay" in self.optimizer.defaults else {}
-            self.parameters.add(new, **rate, **decay)
+            self.add_parameters(new, **rate, **decay)
 
     def _protect(self, learning: int | None) -> None:
         """Hold what earlier tasks depend on, in the optimiser."""
@@ -292,4 +352,4 @@ class HAT(Strategy):
             {n: self.gates.free(n.rpartition(".")[0], p) for n, p in protected.items()} if self.gates.tasks else None
         )
         self.optimizer.set_masks(None, masks)
-        self._holder.hold(protected, learning)
+        self.freezer.hold(protected, learning)

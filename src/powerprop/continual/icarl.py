@@ -11,21 +11,75 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from powerprop.continual.asking import place_of
-from powerprop.continual.distill import running_statistics_kept
-from powerprop.continual.features import features_of, herd, linear_layers, same_tensors
-from powerprop.continual.now import Rehearsal, TaskId
-from powerprop.continual.objective import Classification, Model, Objective, OneVsRest, binary_cross_entropy
-from powerprop.continual.optimiser import OptimizerFactory
+from powerprop.continual.data import Source, join_rows, take_rows, to_device
+from powerprop.continual.layers import AsTask, inputs_noted
+from powerprop.continual.lwf import running_statistics_kept
+from powerprop.continual.objective import PART, Classification, Model, Objective, OneVsRest, binary_cross_entropy
 from powerprop.continual.replay import Replay
-from powerprop.continual.rows import join_rows, take_rows
-from powerprop.continual.source import Source, to_device
-from powerprop.continual.strategy import Progress
+from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, TaskId
 from powerprop.continual.task import Prediction, are_labels, no_answers
-from powerprop.continual.view import AsTask
 from powerprop.eval_mode import evaluating
 
-__all__ = ["ICaRL"]
+__all__ = ["ICaRL", "features_of", "herd", "linear_layers", "same_tensors"]
+
+
+def linear_layers(network: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers by name; a network without any is an error."""
+    found = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+    if not found:
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in network.modules()}))
+        raise ValueError(f"features are what goes into the last nn.Linear: expected one in the model, got {kinds}")
+    return found
+
+
+@torch.no_grad()
+def features_of(network: nn.Module, model: Model, x: Tensor) -> Tensor:
+    """What goes into the last linear layer that gives the outputs, each row divided by its length.
+
+    model: the network as a function of the inputs alone, in evaluation mode.
+    """
+    layers, noted, found = linear_layers(network), list[tuple[str, Tensor]](), []
+    with inputs_noted(layers, lambda name, inputs: noted.append((name, inputs))):
+        for part in torch.split(x, PART):
+            outputs = model(part).shape[1]
+            name, inputs = noted[-1] if noted else ("none that is called", part)
+            if not noted or layers[name].out_features != outputs:
+                last = f"{name!r} with {layers[name].out_features} outputs" if noted else "none that is called"
+                text = f"expected it to give the {outputs} outputs of the model, got {last}"
+                raise ValueError(f"features are what goes into the last nn.Linear: {text}")
+            found.append(F.normalize(inputs.flatten(1)))
+            noted.clear()
+    return torch.cat(found)
+
+
+def herd(features: Tensor, count: int | None) -> Tensor:
+    """Rows whose running means stay as near as can be to the mean μ of all, each taken once (Rebuffi et al., 2017,
+    algorithm 4):
+
+        p_k = argmin_x ‖μ - (φ(x) + Σ_{j<k} φ(p_j)) / k‖
+
+    count: how many; None is all of them, as they come.
+    """
+    if count is None:
+        return torch.arange(len(features))
+    features = features.double().cpu()
+    mean, half = features.mean(0), features.square().sum(1) / 2
+    total, chosen = torch.zeros_like(mean), list[int]()
+    for k in range(1, min(count, len(features)) + 1):
+        nearness = features @ (k * mean - total) - half  # -k²/2 times the squared distance, up to a constant
+        nearness[chosen] = -torch.inf
+        chosen.append(int(nearness.argmax()))
+        total = total + features[chosen[-1]]
+    return torch.tensor(chosen)
+
+
+def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """The same names with the same values, on the same devices."""
+    pairs = [(tensor, other.get(name)) for name, tensor in one.items()]
+    return len(one) == len(other) and all(
+        b is not None and (a.device, a.dtype) == (b.device, b.dtype) and torch.equal(a, b) for a, b in pairs
+    )
+
 
 ClassMeans = dict[tuple[int, int], Tensor]
 """By task and class within it."""
@@ -49,27 +103,23 @@ class ICaRL(Replay):
     tasks share their outputs (labels of a "task", no heads): then exemplars are learned by their labels.
 
     memory: exemplars of all classes together; None keeps all data.
-    share: of the loss that exemplars have.
+    loss_weight: of the loss that exemplars have.
     Further arguments are those of `Replay`.
     """
 
-    once: ClassVar[bool] = True
-    fills_memory: ClassVar[bool] = True
-    asks_before: ClassVar[bool] = True
-    OPTIONS: ClassVar[tuple[str, ...]] = ("share",)
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-cifar100": {"memory": 2000, "reference": "Rebuffi et al., iCaRL, 2017, of a ResNet-32 and all classes"},
-    }
+    traits: ClassVar[tuple[str, ...]] = ("once", "fills memory", "asks before")
+    task_state: ClassVar[tuple[str, ...]] = ("network_before",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *,
-        objective: Objective | Callable[[Model, Any, int], Tensor] | None = None, share: float = 0.5, **options: Any,
+        objective: Objective | Callable[[Model, Any, int], Tensor] | None = None, loss_weight: float = 0.5,
+        **options: Any,
     ) -> None:  # fmt: skip
         linear_layers(model)
         super().__init__(model, optimizer, objective=_one_vs_rest(objective), **options)
-        if not 0 < share < 1:
-            raise ValueError(f"share must be between 0 and 1, got {share}")
-        self.share = share
+        if not 0 < loss_weight < 1:
+            raise ValueError(f"loss_weight must be between 0 and 1, got {loss_weight}")
+        self.loss_weight = loss_weight
         self.network_before: nn.Module | None = None
         self._means: tuple[list[Tensor], dict[str, Tensor], ClassMeans] | None = None
 
@@ -91,8 +141,7 @@ class ICaRL(Replay):
         if self.network_before is None:
             return None
         rows = self.drawn()
-        share: float = self.option(ICaRL, "share")
-        return [Rehearsal(self.buffer.batch(rows), self.buffer.tasks[rows], share, self._of_exemplars)]
+        return [Rehearsal(self.buffer.batch(rows), self.buffer.tasks[rows], self.loss_weight, self._of_exemplars)]
 
     def penalty(self) -> Tensor | None:
         """What earlier classes answered to the batch in hand."""
@@ -101,8 +150,7 @@ class ICaRL(Replay):
         x = self.objective.inputs(to_device(self._open("penalty").batch, self.device))
         with running_statistics_kept(self.model):
             old, _ = self._logits(self.model, x)
-        share: float = self.option(ICaRL, "share")
-        return (1 - share) * self._as_before(old, x)
+        return (1 - self.loss_weight) * self._as_before(old, x)
 
     def _of_exemplars(self, model: Model, batch: Any, tasks: Tensor) -> Tensor:
         x, y = batch
@@ -202,7 +250,7 @@ class ICaRL(Replay):
             softmax(-‖φ(x) - μ_c‖²).
         """
         self.check_predict_options(by=by)
-        place = place_of(self, task)
+        place = self.place_of(task)
         if by == "head" or (by is None and place is not None):
             found: Prediction = super().predict(x, task)
             return found
@@ -228,20 +276,6 @@ class ICaRL(Replay):
         )
 
     # --- saving -------------------------------------------------------------------------------------------------
-
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The network of before."""
-        return {} if self.network_before is None else dict(self.network_before.state_dict()), {}
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """The same."""
-        if self.network_before is not None:
-            self.network_before.load_state_dict(tensors)
-
-    def memory_bytes(self) -> int:
-        """Exemplars, and the network of before while there is one."""
-        network: list[Tensor] = [] if self.network_before is None else list(self.network_before.state_dict().values())
-        return super().memory_bytes() + sum(each.numel() * each.element_size() for each in network)
 
 
 def _one_vs_rest(objective: Any) -> Classification:

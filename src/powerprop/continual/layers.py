@@ -1,4 +1,4 @@
-"""The layers of a model whose weights are their own, and what goes into them."""
+"""The layers of a model: those whose weights are their own, what goes into them, which of their units are seen."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop.continual.rows import all_tensors
+from powerprop.continual.data import all_tensors, drawing_from, take_rows
 from powerprop.select import matches, name_patterns
 
 __all__ = [
+    "AsTask",
     "channels",
     "check_protect",
     "inputs_noted",
@@ -26,8 +27,55 @@ __all__ = [
     "patches",
     "protected",
     "put",
+    "swapped_parameters",
+    "units_seen",
     "warn_of_loose",
 ]
+
+
+class AsTask:
+    """A model that takes the task, as a function of the inputs alone; its attributes are the model's."""
+
+    def __init__(self, model: nn.Module, task: int) -> None:
+        self._model, self._task = model, task
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._model(*inputs, self._task, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@contextmanager
+def swapped_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with other tensors in the place of some parameters, wherever they are used; its own are not touched.
+
+    `torch.func.functional_call` does the same for one call of `forward`; objectives may call anything of the model.
+    """
+    named = dict(model.named_parameters())
+    other = {id(named[name]): tensor for name, tensor in weights.items()}
+    places = [
+        (module._parameters, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if id(parameter) in other
+    ]
+    for parameters, name, parameter in places:
+        parameters[name] = other[id(parameter)]  # type: ignore[assignment]
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    _list_weights(recurrent)
+    try:
+        yield
+    finally:
+        for parameters, name, parameter in places:
+            parameters[name] = parameter
+        _list_weights(recurrent)
+
+
+def _list_weights(recurrent: list[nn.RNNBase]) -> None:
+    """Recurrent layers keep a list of their weights beside them, which must name the same ones."""
+    for module in recurrent:
+        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
 def check_protect(model: nn.Module, protect: str | Sequence[str] | None) -> list[str] | None:
@@ -152,3 +200,92 @@ def put(layer: nn.Linear | nn.Conv2d, rows: Tensor, gradient: bool = False) -> N
     weight.copy_(rows[:, :entries].reshape(weight.shape))
     if bias is not None:
         bias.copy_(rows[:, entries])
+
+
+PROBES = (torch.nan, 1.0, -1.0)
+"""A unit is seen where one of these in its place changes something: NaN gets through all arithmetic, the numbers
+through comparisons."""
+ROWS = 256
+"""Units that are looked at in one pass, a row of the batch for each."""
+
+
+@torch.no_grad()
+def units_seen(
+    model: Callable[[Any], Any], x: Any, layers: Mapping[str, nn.Module], gates: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """For every layer the output units that reach an open gate of a later layer's input, or the model's output, without
+    passing through another layer on the way. A layer that is not called is taken to be seen all of it.
+
+    model: in evaluation mode; its rows are computed one by one.
+    x: a batch of one input, as the model takes it. Where the model gives no answer, all units are taken to be seen.
+    gates: layer -> which of its inputs are open; all of them where it has none.
+    """
+    with _Probe(layers, gates).hooked() as probe:
+        return {name: probe.seen(name, model, x) for name in layers}
+
+
+class _Probe:
+    """Puts 0 for the output of all layers, but for one unit of one layer, and notes what their inputs are then."""
+
+    def __init__(self, layers: Mapping[str, nn.Module], gates: Mapping[str, Tensor]) -> None:
+        self.layers, self.gates = layers, gates
+        self.name, self.units, self.value, self.notes = "", torch.arange(0), 0.0, list[Tensor]()
+        self.called = False
+
+    @contextmanager
+    def hooked(self) -> Iterator[_Probe]:
+        handles = [layer.register_forward_pre_hook(self._note(name)) for name, layer in self.layers.items()]
+        handles += [layer.register_forward_hook(self._put(name)) for name, layer in self.layers.items()]
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note(self, name: str) -> Callable[..., None]:
+        def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found = channels(layer, inputs[0])
+            self.notes.append(found[..., self.gates[name]] if name in self.gates else found)
+
+        return note
+
+    def _put(self, name: str) -> Callable[..., Tensor]:
+        def put(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
+            made = torch.zeros_like(output)
+            if name == self.name:
+                self.called = True
+                units = made.movedim(-1, 1) if isinstance(layer, nn.Linear) else made
+                units[torch.arange(len(self.units)), self.units] = self.value
+            return made
+
+        return put
+
+    def seen(self, name: str, model: Callable[[Any], Any], x: Any) -> Tensor:
+        layer = self.layers[name]
+        count = len(layer.weight)  # type: ignore[arg-type]
+        found, self.name, self.called = torch.zeros(count, dtype=torch.bool), name, False
+        for units in torch.split(torch.arange(count), ROWS):
+            self.units = units
+            before, *after = (self._run(value, model, x) for value in (0.0, *PROBES))
+            for noted in after:
+                if len(noted) != len(before):  # the loss could not be computed of such outputs
+                    found[units] = True
+                    continue
+                for old, new in zip(before, noted, strict=True):
+                    found[units] |= (old != new).flatten(1).any(1).cpu()
+        return found | (not self.called)
+
+    def _run(self, value: float, model: Callable[[Any], Any], x: Any) -> list[Tensor]:
+        """What all layers get and what the model gives; noise is the same in every run."""
+        self.value, self.notes, rows = value, [], len(self.units)
+        device = next(all_tensors(x)).device
+        with drawing_from(0, device):
+            try:
+                answers = list(all_tensors(model(take_rows(x, torch.zeros(rows, dtype=torch.long)))))
+            except Exception:
+                if value == 0.0:
+                    raise
+                return []
+        if not answers:
+            self.called = False
+        return [*self.notes, *(a if a.ndim and len(a) == rows else a.expand(rows, *a.shape) for a in answers)]

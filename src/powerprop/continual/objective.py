@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from powerprop.continual.rows import count_rows
+from powerprop.continual.data import count_rows
 from powerprop.continual.task import Prediction, are_labels, entropy, no_answers
-from powerprop.continual.view import Heard
 
 __all__ = [
     "Classification",
@@ -86,7 +85,7 @@ class Objective:
         self.loss(heard, batch, task)
         return heard.answers
 
-    def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+    def uncertainty(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """How unsure the network of a task is of each input, by which the task of an input is inferred."""
         raise TypeError(f"{type(self).__name__} cannot tell which task an input is of: say predict(x, task)")
 
@@ -94,7 +93,7 @@ class Objective:
         """The part of the outputs that the loss looks at: by default all of them."""
         return outputs
 
-    def superfluous(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+    def unused_logits_score(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """What outputs that stand for nothing say about each input: they are low where it is of the network's task."""
         raise TypeError(f"{type(self).__name__} has no superfluous outputs to tell a task by: use another method")
 
@@ -121,6 +120,21 @@ class Objective:
     def options(self) -> dict[str, Any] | None:
         """The arguments that make this objective again, as plain data; None if that cannot be told."""
         return {}
+
+
+class Heard:
+    """A model whose answers are noted while somebody calls it; its attributes are the model's."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self._model = model
+        self.answers: list[Any] = []
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        self.answers.append(self._model(*inputs, **named))
+        return self.answers[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def _of_the_inputs(self: Objective, model: Model, batch: Any, task: int) -> Any:
@@ -207,12 +221,12 @@ class Classification(Objective):
             torch.full_like(label, task or 0), label, entropy(own), self.numbers(label, 0 if task is None else task)
         )
 
-    def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+    def uncertainty(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """The entropy of the answer, among the task's own classes or all outputs."""
         outputs = model(x)
         return entropy(outputs if task is None else self.own(outputs, task))
 
-    def superfluous(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+    def unused_logits_score(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """The log-sum-exp of the outputs beyond the classes, which cross-entropy pushes down on a task's own data."""
         outputs = model(x)
         counted = 1 + max(self._numbers(), default=-1) if self.labels == "stream" else self._most_classes(outputs)
@@ -392,9 +406,9 @@ class Elbo(Objective):
     outputs = _of_the_inputs
 
     def loss(self, model: Model, batch: Any, task: int | Tensor) -> Tensor:
-        return self.unsure(model, self.inputs(batch), None).mean()
+        return self.uncertainty(model, self.inputs(batch), None).mean()
 
-    def unsure(self, model: Model, x: Tensor, task: int | None) -> Tensor:
+    def uncertainty(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """-L of each input: what a network has learned is likely to it."""
         logits, mean, log_variance = model(x)
         pixels = F.binary_cross_entropy_with_logits(logits.flatten(1), x.flatten(1), reduction="none").sum(1)

@@ -1,4 +1,4 @@
-"""Every strategy by name, and learners made from their files."""
+"""All methods by name, and learners made from their files."""
 
 from __future__ import annotations
 
@@ -12,51 +12,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual import saving
-from powerprop.continual.der import DER, DERpp
-from powerprop.continual.distill import LwF
 from powerprop.continual.gem import AGEM, GEM
-from powerprop.continual.generative import DGR, RtF
+from powerprop.continual.generative_replay import DGR, RtF
+from powerprop.continual.gradient_projection import GPM, OWM
 from powerprop.continual.hat import HAT
 from powerprop.continual.icarl import ICaRL
+from powerprop.continual.lwf import LwF
 from powerprop.continual.objective import Model, Objective
-from powerprop.continual.optimiser import OptimizerFactory
 from powerprop.continual.packing.efficient import EfficientPackNet
 from powerprop.continual.packing.packnet import PackNet
-from powerprop.continual.project import GPM, OWM
-from powerprop.continual.regularise import EWC, MAS, SI, Laplace
-from powerprop.continual.replay import ER, JointTraining, PerfectMemory
-from powerprop.continual.strategy import Naive, Strategy
-from powerprop.continual.supsup import SupSup
+from powerprop.continual.packing.supermasks import SupSup
+from powerprop.continual.regularization import EWC, MAS, SI, Laplace
+from powerprop.continual.replay import DER, ER, DERpp, JointTraining, PerfectMemory
+from powerprop.continual.strategy import Naive, OptimizerFactory, Strategy
 from powerprop.continual.vcl import VCL
 
 __all__ = ["STRATEGIES", "load_learner"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    "AGEM": AGEM,
-    "DER": DER,
-    "DERpp": DERpp,
-    "DGR": DGR,
-    "EfficientPackNet": EfficientPackNet,
-    "ER": ER,
-    "EWC": EWC,
-    "GEM": GEM,
-    "GPM": GPM,
-    "HAT": HAT,
-    "ICaRL": ICaRL,
-    "JointTraining": JointTraining,
-    "Laplace": Laplace,
-    "LwF": LwF,
-    "MAS": MAS,
-    "Naive": Naive,
-    "OWM": OWM,
-    "PackNet": PackNet,
-    "PerfectMemory": PerfectMemory,
-    "RtF": RtF,
-    "SI": SI,
-    "SupSup": SupSup,
-    "VCL": VCL,
-}
-"""Adding a method adds a row here."""
+    kind.__name__: kind
+    for kind in (
+        AGEM, DER, DERpp, DGR, EfficientPackNet, ER, EWC, GEM, GPM, HAT, ICaRL, JointTraining, Laplace, LwF, MAS, Naive,
+        OWM, PackNet, PerfectMemory, RtF, SI, SupSup, VCL,
+    )
+}  # fmt: skip
+"""Adding a method adds its name here."""
 
 
 def load_learner(
@@ -84,15 +64,9 @@ def load_learner(
         raise ValueError(f"{path} is of a learner with a schedule, which no file can hold: say schedule=…")
     made = objective if objective is not None else saving.made_objective(identity["objective"])
     base = saved.pop("optimizer")
-    learner = kind(
-        model,
-        optimizer or _factory(*base),
-        objective=made,
-        alpha=identity["alpha"],
-        rate=identity["rate"],
-        **(saved | options),
-    )
-    saving.take_up(learner, tensors, data)
+    own = {"alpha": identity["alpha"], "rate": identity["rate"], **saved, **options}
+    learner = kind(model, optimizer or _factory(*base), objective=made, **own)
+    saving.take_up(learner, tensors, data, given=options)
     return learner
 
 

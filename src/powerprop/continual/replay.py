@@ -1,4 +1,4 @@
-"""Learning again from a memory of earlier examples."""
+"""Dark experience replay: what the network answered when an example went by is learned again with it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from powerprop.continual.combine import verbs_of
+from powerprop.continual.combine import hooks_of
+from powerprop.continual.data import Source, all_tensors, to_device
+from powerprop.continual.lwf import running_statistics_kept
 from powerprop.continual.memory import Memory
-from powerprop.continual.now import Rehearsal
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.source import Source, to_device
-from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, Strategy
 
-__all__ = ["ER", "JointTraining", "PerfectMemory", "Replay"]
+__all__ = ["DER", "ER", "DERpp", "JointTraining", "PerfectMemory", "Replay"]
 
 
 class Replay(Strategy):
@@ -27,8 +27,6 @@ class Replay(Strategy):
     Further arguments are those of `Strategy`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("memory", "rehearsed")
-    FIXED: ClassVar[tuple[str, ...]] = ("memory",)
     BESIDE: ClassVar[int] = 0
     """Tensors that are kept with every example."""
     EQUAL: ClassVar[bool] = False
@@ -64,24 +62,24 @@ class Replay(Strategy):
         """Rows of the memory at random, as many as a step rehearses."""
         return self.buffer.draw(times * (self.rehearsed or self.batch_size), self.generator("rehearsed"))
 
-    def rehearsals(self, rows: Tensor, share: float) -> list[Rehearsal]:
-        """Examples of the memory as batches, each with its share: one batch, or one for each task where the network or
+    def rehearsals(self, rows: Tensor, weight: float) -> list[Rehearsal]:
+        """Examples of the memory as batches, each with its weight: one batch, or one for each task where the network or
         the objective must know it."""
         tasks = self.buffer.tasks[rows]
         kind: Any = type(self)
-        one_network = self.heads is None and not self.takes_task and verbs_of(kind, "viewing") == (Strategy.viewing,)
+        one_network = self.heads is None and not self.takes_task and hooks_of(kind, "viewing") == (Strategy.viewing,)
         if one_network and self.objective.mixes_tasks:
-            return [Rehearsal(self.buffer.batch(rows), tasks, share)]
+            return [Rehearsal(self.buffer.batch(rows), tasks, weight)]
         groups = ((task, rows[tasks == task]) for task in sorted(set(tasks.tolist())))
-        return [Rehearsal(self.buffer.batch(own), task, share * len(own) / len(rows)) for task, own in groups]
+        return [Rehearsal(self.buffer.batch(own), task, weight * len(own) / len(rows)) for task, own in groups]
 
     def loss_again(self, rows: Tensor) -> Tensor:
         """The mean loss of some examples of the memory."""
         losses = []
-        for batch, task, share, _ in self.rehearsals(rows, 1.0):
+        for batch, task, weight, _ in self.rehearsals(rows, 1.0):
             with self.viewing(task if isinstance(task, int) else None) as model:
                 loss: Any = self.objective.loss
-                losses.append(share * loss(model, to_device(batch, self.device), task))
+                losses.append(weight * loss(model, to_device(batch, self.device), task))
         return torch.stack(losses).sum()
 
 
@@ -95,39 +93,24 @@ class ER(Replay):
     References: Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019; Hsu et al., Re-evaluating
     Continual Learning Scenarios, 2018 ("naive rehearsal").
 
-    share: of the loss that the memory has.
+    loss_weight: of the loss that the memory has.
     fill: when examples go into the memory: at the "end" of a task, so that no example of the task in hand is rehearsed;
         or with every "step", from the batch that it shows, as an online stream asks for: `step(loss, batch)`, and
         `end()` needs no data.
     """
 
-    fills_memory: ClassVar[bool] = True
-    OPTIONS: ClassVar[tuple[str, ...]] = ("share", "fill")
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {
-            "memory": 4400,
-            "share": 0.5,
-            "reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018",
-        },
-        "permuted-mnist": {
-            "memory": 16000,
-            "share": 0.5,
-            "reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018",
-        },
-    }
-    """Hsu et al., 2018: memories as large as those of the methods that keep a Fisher or a generator; 1,100 and 4,000
-    examples as large as the network. Adam with 1e-3 for 4 epochs (400-400), 1e-4 for 10 epochs (1000-1000)."""
+    traits: ClassVar[tuple[str, ...]] = ("fills memory",)
 
     def __init__(
-        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, share: float = 0.5,
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, loss_weight: float = 0.5,
         fill: Literal["end", "step"] = "end", **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
-        if not 0 < share < 1:
-            raise ValueError(f"share must be between 0 and 1, got {share}")
+        if not 0 < loss_weight < 1:
+            raise ValueError(f"loss_weight must be between 0 and 1, got {loss_weight}")
         if fill not in ("end", "step"):
             raise ValueError(f"fill must be 'end' or 'step', got {fill!r}")
-        self.share, self.fill = share, fill
+        self.loss_weight, self.fill = loss_weight, fill
         self.buffer.trained = fill == "step"
 
     def after_step(self) -> None:
@@ -144,7 +127,7 @@ class ER(Replay):
         """A batch of the memory, as soon as there is one."""
         if self.fill == "step":
             self.batch_shown()
-        return self.rehearsals(self.drawn(), self.option(ER, "share")) if len(self.buffer) else None
+        return self.rehearsals(self.drawn(), self.loss_weight) if len(self.buffer) else None
 
 
 class PerfectMemory(Replay):
@@ -157,9 +140,7 @@ class PerfectMemory(Replay):
     Reference: Wołczyk et al., Continual World, NeurIPS 2021.
     """
 
-    once: ClassVar[bool] = True
-    fills_the_loss: ClassVar[bool] = True
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {}
+    traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss")
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
         if options.setdefault("memory", None) is not None:
@@ -182,13 +163,7 @@ class JointTraining(PerfectMemory):
     rehearsed: examples of each earlier task for a step.
     """
 
-    rewrites: ClassVar[bool] = True
-    carries: ClassVar[bool] = False
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {"reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018"},
-        "permuted-mnist": {"reference": "Hsu et al., Re-evaluating Continual Learning Scenarios, 2018"},
-    }
-    """Hsu et al., 2018 ("offline"): Adam with 1e-3 for 4 epochs (400-400), 1e-4 for 10 epochs (1000-1000)."""
+    traits: ClassVar[tuple[str, ...]] = ("rewrites weights", "starts anew")
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
         super().__init__(model, optimizer, **options)
@@ -224,3 +199,100 @@ class FirstWeights:
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """What `state` gave."""
         self.weights = dict(tensors)
+
+
+BUZZEGA = "Buzzega et al., Dark Experience for General Continual Learning, 2020, and their code"
+
+
+class DER(Replay):
+    """Dark experience replay (Buzzega et al., NeurIPS 2020): the answers z of an example stay what they were.
+
+        L(batch) + a E_(x, z)~memory ‖z - f(x)‖² / K,    K the number of outputs
+
+    The memory is a reservoir that is filled with every step, from the batch that it shows: step(loss, batch); z is what
+    the network answers to it before the step. No boundary of tasks plays a part. The mean over the outputs is that of
+    the authors' code; in the paper it is a sum.
+
+    strength: a.
+    Further arguments are those of `Replay`.
+    """
+
+    traits: ClassVar[tuple[str, ...]] = ("fills memory",)
+    BESIDE: ClassVar[int] = 1
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 0.5, **options: Any
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        if not strength >= 0:
+            raise ValueError(f"strength must not be negative, got {strength}")
+        self.strength, self.buffer.trained = strength, True
+        self._answered: Tensor | None = None
+
+    def rehearse(self) -> None:
+        """Nothing takes a weight in the loss; but the batch must be there."""
+        self.batch_shown()
+
+    def penalty(self) -> Tensor | None:
+        """The memory's answers; those to the batch in hand are noted."""
+        batch = to_device(self.batch_shown(), self.device)
+        with torch.no_grad(), running_statistics_kept(self.model):
+            self._answered = self._answers(batch, self.current)
+        return self.of_memory() if len(self.buffer) else None
+
+    def of_memory(self) -> Tensor:
+        """a E ‖z - f(x)‖² / K."""
+        strength: float = self.option(DER, "strength")
+        return strength * self.distance(self.drawn())
+
+    def after_step(self) -> None:
+        """The batch goes by, with the answers to it."""
+        assert self._answered is not None
+        self.remember(self._answered)
+        self._answered = None
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """All has gone by already."""
+
+    def distance(self, rows: Tensor) -> Tensor:
+        """The mean squared distance from the answers kept with some examples, each seen as its own task sees it."""
+        terms = []
+        for task in sorted(set(self.buffer.tasks[rows].tolist())):
+            own = rows[self.buffer.tasks[rows] == task]
+            (kept,) = self.buffer.beside(own)
+            found = self._answers(to_device(self.buffer.batch(own), self.device), task)
+            terms.append(len(own) / len(rows) * F.mse_loss(found[:, : kept.shape[1]], kept.to(found)))
+        return torch.stack(terms).sum()
+
+    def _answers(self, batch: Any, task: int) -> Tensor:
+        """The outputs of the network, one row for every input."""
+        with self.viewing(task) as model:
+            found = [each.flatten(1) for each in all_tensors(self.objective.outputs(model, batch, task)) if each.ndim]
+        if not found:
+            kind = type(self.objective).__name__
+            raise TypeError(f"{kind} does not call the model itself: say in its `outputs` what the network answers")
+        return torch.cat(found, 1)
+
+
+class DERpp(DER):
+    """Dark experience replay with labels (Buzzega et al., NeurIPS 2020), called DER++ there.
+
+        L(batch) + a E_(x, z)~memory ‖z - f(x)‖² / K + b E_(x, y)~memory L(x, y)
+
+    Both means are over examples of their own.
+
+    labels_strength: b.
+    Further arguments are those of `DER`.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, labels_strength: float = 0.5, **options: Any
+    ) -> None:
+        super().__init__(model, optimizer, **options)
+        if not labels_strength >= 0:
+            raise ValueError(f"labels_strength must not be negative, got {labels_strength}")
+        self.labels_strength = labels_strength
+
+    def of_memory(self) -> Tensor:
+        """Answers of some examples, labels of others."""
+        return super().of_memory() + self.labels_strength * self.loss_again(self.drawn())

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from powerprop.continual.now import Learned
+from powerprop.continual.combine import all_arguments, call_hooks
 from powerprop.continual.objective import OBJECTIVES, Objective
-from powerprop.continual.ongoing import below, go_on, ongoing_state
+from powerprop.masks import Masks, pack, unpack
 from powerprop.optim import Powerprop
 from powerprop.tensorfiles import read_tensors, write_tensors
 
-if TYPE_CHECKING:
-    from powerprop.continual.strategy import Strategy
+__all__ = [
+    "Moments", "below", "load_named", "made_objective", "of_kind", "put_back", "read_learner", "snapshot", "state_of",
+    "take_up", "trained_parameters", "write_learner",
+]  # fmt: skip
 
-__all__ = ["below", "options_of", "put_back", "read_learner", "snapshot", "state_of", "take_up", "write_learner"]
-
-FORMAT = "powerprop-learner-2"
+FORMAT = "powerprop-learner-3"
+PLAIN = (bool, int, float, str, type(None))
+State = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -34,7 +36,7 @@ def write_learner(path: str | Path, tensors: dict[str, Tensor], data: dict[str, 
     write_tensors(path, FORMAT, tensors, data)
 
 
-def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_learner(path: str | Path) -> State:
     """Read what `write_learner` wrote, onto the CPU; a truncated, damaged or foreign file is an error that names it."""
     return read_tensors(path, FORMAT)
 
@@ -42,7 +44,7 @@ def read_learner(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 # --- a learner as tensors and plain data ------------------------------------------------------------------------
 
 
-def state_of(learner: Strategy) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def state_of(learner: Any) -> State:
     """Everything that was learned, with that of the method's own parts; and where the task in hand stands."""
     tensors = weights(learner.model, learner.optimizer)
     data: dict[str, Any] = {
@@ -52,50 +54,57 @@ def state_of(learner: Strategy) -> tuple[dict[str, Tensor], dict[str, Any]]:
     }  # fmt: skip
     for name, part in learner.parts.items():
         own, data["parts"][name] = part.state()
-        tensors |= {f"{name}/{key}": tensor for key, tensor in own.items()}
+        tensors |= _above(name, own)
     if learner.now is not None:
-        own, data["now"] = ongoing_state(learner)
-        tensors |= {f"now/{key}": tensor for key, tensor in own.items()}
+        own, data["now"] = _state_now(learner)
+        tensors |= _above("now", own)
     return tensors, data
 
 
-def identity(learner: Strategy) -> dict[str, Any]:
-    """What a saved learner and the one that takes it up must have in common, besides the model."""
-    optimizer = learner.optimizer
-    own = {"method": type(learner).__name__, "objective": objective_of(learner.objective), "alpha": optimizer.alpha}
-    own["rate"] = optimizer.rate
+def identity(learner: Any) -> dict[str, Any]:
+    """What a saved learner and the one that takes it up must have in common, besides the model and its arguments."""
+    optimizer, objective = learner.optimizer, learner.objective
+    made = [type(objective).__name__, objective.options()]
     alphas = {n: m.alpha for n, m in optimizer.masters.items() if learner.head_of(n) is None}
-    return own | {name: getattr(learner, name) for name in _named(learner, "FIXED")} | {"alphas": alphas}
+    return {"method": type(learner).__name__, "objective": made, "alpha": optimizer.alpha, "rate": optimizer.rate,
+            "alphas": alphas}  # fmt: skip
 
 
-def options_of(learner: Strategy) -> dict[str, Any]:
+def options_of(learner: Any) -> dict[str, Any]:
     """The arguments that the learner can be made of again; the base optimiser with its own."""
     base = learner.optimizer.base
-    defaults = {k: v for k, v in base.defaults.items() if v is None or isinstance(v, (bool, int, float, str, tuple))}
+    defaults = {k: v for k, v in base.defaults.items() if isinstance(v, (*PLAIN, tuple))}
     made = {"optimizer": [type(base).__name__, defaults], "schedule": None if learner.schedule is None else "given"}
+    return made | _arguments(learner)
+
+
+def _arguments(learner: Any) -> dict[str, Any]:
+    """The plain arguments by name; those of strategies that share a name, by part."""
     parts: dict[type, dict[str, Any]] = getattr(learner, "own_options", {})
     of_parts = {f"{kind.__name__}.{name}": value for kind, own in parts.items() for name, value in own.items()}
-    shared = {name for own in parts.values() for name in own}
-    return made | {name: getattr(learner, name) for name in _named(learner, "OPTIONS") if name not in shared} | of_parts
+    names = all_arguments(type(learner)) - {name for own in parts.values() for name in own}
+    found = {name: getattr(learner, name) for name in sorted(names)}
+    return {name: value for name, value in (found | of_parts).items() if _is_plain(value)}
 
 
-def objective_of(objective: Objective) -> list[Any]:
-    """Name and arguments of an objective."""
-    return [type(objective).__name__, objective.options()]
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, (tuple, list)) else isinstance(value, PLAIN)
 
 
-def _named(learner: Strategy, attribute: str) -> list[str]:
-    """What the classes of a learner list under this attribute."""
-    return list(dict.fromkeys(name for kind in type(learner).__mro__ for name in vars(kind).get(attribute, ())))
+def take_up(learner: Any, tensors: Mapping[str, Tensor], data: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Make a learner what `state_of` described, all of it or nothing.
 
-
-def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-    """Make a learner what `state_of` described, all of it or nothing."""
-    check_identity(data["identity"], json.loads(json.dumps(identity(learner))))
+    given: arguments that it was made with on purpose, whatever the file has.
+    """
+    own = {name: value for name, value in _arguments(learner).items() if name not in given}
+    _check_alike(data["options"], own)
+    _check_alike(data["identity"], identity(learner))
     for name, own in data["parts"].items():
         if own.get("tasks", len(data["tasks"])) != len(data["tasks"]):
             raise ValueError(f"{name!r} of {own['tasks']} tasks, in a learner of {len(data['tasks'])}")
-    learner.parameters.add_heads(len(data["tasks"]) + ("now" in data), lambda: learner.generator("head"))
+    learner.add_heads(len(data["tasks"]) + ("now" in data))
     now, plain = state_of(learner)
     kinds = ("model/", "phi/")
     check_shapes(*({n: t for n, t in each.items() if n.startswith(kinds)} for each in (tensors, now)))
@@ -103,8 +112,7 @@ def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str,
     try:
         _put(learner, tensors, data)
         if "now" in data:
-            put = partial(load_weights, learner.model, learner.optimizer, tensors)
-            go_on(learner, below("now", tensors), data["now"], put)
+            _go_on(learner, tensors, data["now"])
             return
     except Exception:
         if learner.now is not None:
@@ -114,28 +122,16 @@ def take_up(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str,
     learner.model.eval()
 
 
-def _put(learner: Strategy, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+def _put(learner: Any, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     load_weights(learner.model, learner.optimizer, tensors)
-    _remember(learner, data["tasks"], data["records"])
-    learner.visits = data.get("visits", len(data["tasks"]))
+    learner.remember_tasks(data["tasks"], data["records"], data["visits"])
     for name, part in learner.parts.items():
         part.load_state(below(name, tensors), data["parts"][name])
 
 
-def _remember(learner: Strategy, tasks: Sequence[Sequence[Any]], records: Mapping[str, Any]) -> None:
-    """These are the tasks that were learned, and what was written down about them."""
-    learner.tasks = [
-        Learned(name, None if own is None else tuple(own), *(id or [place]))  # older files count the tasks
-        for place, (name, own, *id) in enumerate(tasks)
-    ]
-    learner.records, learner.now = dict(records), None
-    for number, learned in enumerate(learner.tasks):
-        learner.objective.begin(number, learned.classes)
-
-
-def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def _check_alike(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """A learner goes on as it began."""
-    for name, value in own.items():
+    for name, value in json.loads(json.dumps(own)).items():
         if saved.get(name, value) != value:
             raise ValueError(f"the saved learner has {name} {saved[name]!r}, this one has {value!r}")
 
@@ -148,11 +144,19 @@ def check_shapes(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None
         raise ValueError(f"of the weights that differ the saved learner has {only[0]}, this one has {only[1]}")
 
 
-# --- weights ----------------------------------------------------------------------------------------------------
+def made_objective(saved: list[Any]) -> Objective:
+    """The objective that a file describes, if its arguments suffice."""
+    name, options = saved
+    if name not in OBJECTIVES or options is None:
+        raise ValueError(f"the saved learner has the objective {name}, which its file cannot make: say objective=…")
+    return OBJECTIVES[name](**options)
+
+
+# --- weights and moments ----------------------------------------------------------------------------------------
 
 
 def weights(model: nn.Module, optimizer: Powerprop) -> dict[str, Tensor]:
-    """All that a model holds. Of a weight with α only φ is kept; the model's weight is Ψ(φ)."""
+    """All that a model holds; of a weight with α what its masks hide too."""
     masters = optimizer.masters
     rest = {f"model/{n}": t for n, t in model.state_dict().items() if n not in masters}
     return rest | {f"phi/{n}": m.theta() for n, m in masters.items()}
@@ -163,22 +167,23 @@ def load_weights(model: nn.Module, optimizer: Powerprop, tensors: Mapping[str, T
     """Put back what `weights` gave; no weight is masked afterwards."""
     optimizer.set_masks(None, None)
     model.load_state_dict(below("model", tensors), strict=False)
-    phi = below("phi", tensors)
+    theta = below("phi", tensors)
     for name, master in optimizer.masters.items():
-        master.param.copy_(phi[name])
-        master.kept = phi[name].clone() if phi[name].dtype != master.param.dtype else None
+        master.param.copy_(theta[name])
+        master.kept = theta[name].clone() if theta[name].dtype != master.param.dtype else None
 
 
-def snapshot(learner: Strategy) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def snapshot(learner: Any) -> State:
     """Copies of what a task that diverges spoils: weights, and the parts of a method that steps change too."""
     tensors, plain = weights(learner.model, learner.optimizer), {}
-    for part in _trained(learner):
-        own, plain[part] = learner.parts[part].state()
-        tensors |= {f"{part}/{name}": tensor for name, tensor in own.items()}
+    for name, part in learner.parts.items():
+        if getattr(part, "trained", False):
+            own, plain[name] = part.state()
+            tensors |= _above(name, own)
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}, copy.deepcopy(plain)
 
 
-def put_back(learner: Strategy, before: tuple[Mapping[str, Tensor], Mapping[str, Any]]) -> None:
+def put_back(learner: Any, before: State) -> None:
     """The learner with the weights that it had; what it knows of tasks has not changed."""
     tensors, plain = before
     load_weights(learner.model, learner.optimizer, tensors)
@@ -187,13 +192,183 @@ def put_back(learner: Strategy, before: tuple[Mapping[str, Tensor], Mapping[str,
     learner.model.eval()
 
 
-def _trained(learner: Strategy) -> list[str]:
-    return [name for name, part in learner.parts.items() if getattr(part, "trained", False)]
+class Moments:
+    """The state of the base optimiser for the parameters of a model, or others by name, such as Adam's moments."""
+
+    trained = True
+    """Steps change it, so that a task which diverges must be taken back."""
+
+    def __init__(self, model: nn.Module | Mapping[str, nn.Parameter], optimizer: Powerprop | Optimizer) -> None:
+        self.model = model
+        self.base: Optimizer = optimizer.base if isinstance(optimizer, Powerprop) else optimizer
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters() if isinstance(self.model, nn.Module) else self.model)
+
+    def state(self) -> State:
+        """Tensors as "parameter/name", and the rest of what is remembered of each parameter as plain data."""
+        tensors: dict[str, Tensor] = {}
+        plain: dict[str, dict[str, Any]] = {}
+        for name, parameter in self._named().items():
+            for key, value in self.base.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}/{key}"] = value
+                else:
+                    plain.setdefault(name, {})[key] = value
+        return tensors, plain
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """What `state` gave, on the device of each parameter; a counter of steps only where torch wants it there."""
+        known = self._named()
+        counted = {p for g in self.base.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
+        self.base.state.clear()
+        for full, tensor in tensors.items():
+            name, _, key = full.rpartition("/")
+            of = known[name]
+            device = of.device if key != "step" or of in counted else tensor.device
+            self.base.state[of][key] = tensor.to(device, copy=True)
+        for name, values in data.items():
+            self.base.state[known[name]].update(values)
 
 
-def made_objective(saved: list[Any]) -> Objective:
-    """The objective that `objective_of` described, if its arguments suffice."""
-    name, options = saved
-    if name not in OBJECTIVES or options is None:
-        raise ValueError(f"the saved learner has the objective {name}, which its file cannot make: say objective=…")
-    return OBJECTIVES[name](**options)
+# --- in the middle of a task ------------------------------------------------------------------------------------
+
+
+def _state_now(learner: Any) -> State:
+    """Where the task in hand stands: steps, random numbers, the optimiser, masks, and what methods keep meanwhile."""
+    now, optimizer = learner.now, learner.optimizer
+    if now.batches:
+        raise RuntimeError(f"{now.name}: gradients are coming together for a step: a learner is saved after update()")
+    trained, of_model = trained_parameters(learner), dict(learner.model.named_parameters())
+    moments, plain = Moments(trained, optimizer).state()
+    tensors = _above("generator", {purpose: g.get_state() for purpose, g in now.generators.items()})
+    tensors |= _above("optimizer", moments)
+    tensors |= _above("own", {name: p.detach() for name, p in trained.items() if name not in of_model})
+    for kind, masks in (("active", optimizer.active), ("trainable", optimizer.trainable)):
+        tensors |= _above(kind, {name: pack(mask) for name, mask in masks.items() if not mask.all()})
+    data: dict[str, Any] = {
+        "id": now.id, "name": now.name, "classes": now.classes, "steps": now.steps, "phase": now.phase,
+        "step": now.step, "losses": [float(learner.tally.total), learner.tally.count], "optimizer": plain,
+        "groups": _groups(learner, trained), "methods": {},
+    }  # fmt: skip
+    for name in _task_attributes(learner):
+        own, data["methods"][name] = _written(getattr(learner, name))
+        tensors |= _above(f"methods/{name}", own)
+    return tensors, data
+
+
+def _go_on(learner: Any, saved: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+    """Begin the task, and put everything where it was; the weights too, where beginning has changed them."""
+    classes = None if data["classes"] is None else tuple(data["classes"])
+    again = data["id"] in learner.ids
+    learner.begin(data["id"], classes=classes, steps=data["steps"], name=data["name"], again=again)
+    load_weights(learner.model, learner.optimizer, saved)
+    now, tensors, trained = learner.now, below("now", saved), trained_parameters(learner)
+    of_method = {name: p for name, p in trained.items() if name.startswith(OF_METHOD)}
+    load_named(of_method, below("own", tensors))
+    learner.optimizer.set_masks(*(_masks(learner, below(kind, tensors)) for kind in ("active", "trainable")))
+    Moments(trained, learner.optimizer).load_state(below("optimizer", tensors), data["optimizer"])
+    _set_groups(learner, trained, data["groups"])
+    now.phase, now.step, now.generators = data["phase"], data["step"], {}
+    for purpose, state in below("generator", tensors).items():
+        learner.generator(purpose).set_state(state)
+    learner.tally.total.fill_(data["losses"][0])
+    learner.tally.count = int(data["losses"][1])
+    for name in _task_attributes(learner):
+        setattr(learner, name, _read(learner, name, below(f"methods/{name}", tensors), data["methods"][name]))
+
+
+OF_METHOD = "of the method/"
+
+
+def trained_parameters(learner: Any) -> dict[str, nn.Parameter]:
+    """All that the optimiser trains, by name: the model's parameters, and those of methods."""
+    found = dict(learner.model.named_parameters())
+    for own in call_hooks(learner, "own_parameters"):
+        found |= {f"{OF_METHOD}{name}": parameter for name, parameter in own.items()}
+    return found
+
+
+@torch.no_grad()
+def load_named(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Values for tensors by name, all of them and no others."""
+    if own.keys() != saved.keys():
+        raise ValueError(f"the method trains {sorted(own)} beside the model, the file has {sorted(saved)}")
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+
+
+def _task_attributes(learner: Any) -> list[str]:
+    """What the classes of a learner list in `task_state`."""
+    return list(dict.fromkeys(n for kind in type(learner).__mro__ for n in vars(kind).get("task_state", ())))
+
+
+def of_kind(learner: Any, kind: type[Any]) -> list[Any]:
+    """The values of one kind among what methods keep while a task is learned."""
+    found = (getattr(learner, name, None) for name in _task_attributes(learner))
+    return [value for value in found if isinstance(value, kind)]
+
+
+def _written(value: Any) -> State:
+    """What a method keeps while a task is learned: masks, tensors, a network, an optimiser, a part or a number."""
+    if isinstance(value, Masks):
+        return {name: pack(mask) for name, mask in value.items()}, {"masks": True}
+    if isinstance(value, Mapping):
+        return dict(value), {"tensors": True}
+    if isinstance(value, nn.Module):
+        return dict(value.state_dict()), {}
+    if hasattr(value, "state"):
+        tensors, data = (Moments(_numbered(value), value) if isinstance(value, Optimizer) else value).state()
+        return tensors, {"part": data}
+    return {}, {"plain": value}
+
+
+def _read(learner: Any, name: str, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> Any:
+    """The same again; networks and parts are there since the task was begun, and take up their state."""
+    value = getattr(learner, name)
+    if "masks" in data:
+        return _masks(learner, tensors)
+    if "tensors" in data:
+        return {key: tensor.to(learner.device, copy=True) for key, tensor in tensors.items()}
+    if "plain" in data:
+        return data["plain"]
+    if isinstance(value, nn.Module):
+        value.load_state_dict(dict(tensors))
+    else:
+        part = Moments(_numbered(value), value) if isinstance(value, Optimizer) else value
+        part.load_state(tensors, data["part"])
+    return value
+
+
+def _numbered(optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    every = (p for group in optimizer.param_groups for p in group["params"])
+    return {str(number): parameter for number, parameter in enumerate(every)}
+
+
+def _masks(learner: Any, packed: Mapping[str, Tensor]) -> Masks | None:
+    masters = learner.optimizer.masters
+    found = {n: unpack(bits, masters[n].param.shape).to(masters[n].param.device) for n, bits in packed.items()}
+    return Masks(found) if found else None
+
+
+def _groups(learner: Any, trained: Mapping[str, nn.Parameter]) -> dict[str, dict[str, Any]]:
+    """The settings of every group, such as a rate that a scheduler has changed, by its first parameter."""
+    names = {id(parameter): name for name, parameter in trained.items()}
+    named = [(names.get(id(g["params"][0])), g) for g in learner.optimizer.param_groups if g["params"]]
+    return {n: {k: v for k, v in g.items() if isinstance(v, PLAIN)} for n, g in named if n is not None}
+
+
+def _set_groups(learner: Any, trained: Mapping[str, nn.Parameter], saved: Mapping[str, dict[str, Any]]) -> None:
+    firsts = {id(trained[name]): settings for name, settings in saved.items() if name in trained}
+    for group in learner.optimizer.param_groups:
+        if group["params"]:
+            group.update(firsts.get(id(group["params"][0]), {}))
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with "prefix/", without it."""
+    return {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+
+
+def _above(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}

@@ -1,44 +1,119 @@
-"""A learner of one task after the other: three calls of a loop, and the verbs in which methods differ."""
+"""A learner of one task after the other: three calls of a loop, and the hooks in which methods differ."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from powerprop.continual import saving, stepping
-from powerprop.continual.arguments import check_least
-from powerprop.continual.asking import over_heads, place_of
-from powerprop.continual.combine import act, check_combination, having
-from powerprop.continual.moments import Moments
-from powerprop.continual.now import Learned, Now, Rehearsal, Stateful, TaskId, next_task
-from powerprop.continual.objective import Model, Objective, as_objective
-from powerprop.continual.optimiser import OptimizerFactory, guarded, powerprop_of
-from powerprop.continual.owner import check_owner, claim
-from powerprop.continual.parameters import Parameters
-from powerprop.continual.seeds import derived_seed, drawing_from, number_of
-from powerprop.continual.source import Missing, Source, to_device
+from powerprop.continual import saving
+from powerprop.continual.combine import call_hooks, check_combination, having
+from powerprop.continual.data import Missing, Source, derived_seed, drawing_from, join_rows, number_of, to_device
+from powerprop.continual.freezing import SharedFreezer
+from powerprop.continual.layers import AsTask
+from powerprop.continual.objective import Classification, Model, Objective, as_objective
 from powerprop.continual.task import Task
-from powerprop.continual.training import Losses, Progress, set_rates, train
-from powerprop.continual.view import AsTask
 from powerprop.eval_mode import evaluating
-from powerprop.optim import Rate
+from powerprop.optim import Powerprop, Rate
 from powerprop.select import Where
 from powerprop.tensorfiles import content_of
-from powerprop.training import NonFiniteError
+from powerprop.training import LossTally, NonFiniteError, Rates
 
-__all__ = ["Naive", "Progress", "Strategy"]
+__all__ = [
+    "Learned", "Naive", "Now", "OptimizerFactory", "Progress", "Rehearsal", "Stateful", "Strategy", "TaskId",
+    "check_least", "refuse_alpha",
+]  # fmt: skip
+
+TaskId = int | str
+"""What a user calls a task."""
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+"""Makes the base optimiser: `lambda params: torch.optim.SGD(params, lr=0.1)`."""
+Progress = Callable[[str, int, float], None]
+"""Hears the phase of the work, its step and the mean loss since it last heard."""
+HEARD_EVERY = 100
+LEAST_WEIGHT = 1e-6
+"""Of the loss, for the task in hand; less is rounding."""
+
+_TAKEN: WeakSet[Optimizer] = WeakSet()
+_OWNERS: WeakKeyDictionary[nn.Module, ref[Strategy]] = WeakKeyDictionary()
+_FORMER: WeakSet[Strategy] = WeakSet()
+
+
+class Stateful(Protocol):
+    """A part of a method whose state is saved with the learner: masks, importances, a memory."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None: ...
+
+
+class Learned(NamedTuple):
+    """What is remembered of a task: its name, the numbers of its classes in the stream if it has any, and what the user
+    calls it: by default its place in the order of learning."""
+
+    name: str
+    classes: tuple[int, ...] | None
+    id: TaskId
+
+
+class Rehearsal(NamedTuple):
+    """A batch to train on beside the current one, and its weight in the loss; the current batch has what is left of 1.
+
+    task: that of the batch; or a tensor with the task of each example, if the objective `mixes_tasks`.
+    loss: of (model, batch, task); by default the objective's.
+    """
+
+    batch: Any
+    task: int | Tensor
+    weight: float
+    loss: Callable[[Any, Any, Any], Tensor] | None = None
+
+
+@dataclass
+class Now:
+    """Where a task that is being learned stands; every hook can see it."""
+
+    task: int
+    id: TaskId
+    name: str
+    classes: tuple[int, ...] | None
+    steps: int | None
+    """How many steps the phase will have, if that is known."""
+    phase: str = "training"
+    step: int = 0
+    """Steps of the phase that are done."""
+    batch: Any = None
+    """What the current step is about, if the loop says so."""
+    batches: list[Any] = field(default_factory=list)
+    """Those whose gradients have come together for the step in hand."""
+    rehearsals: list[Rehearsal] | None = None
+    """What the step in hand rehearses, as soon as it is drawn."""
+    generators: dict[str, torch.Generator] = field(default_factory=dict)
+
+    def forget_batches(self) -> None:
+        """The next step begins."""
+        self.batch, self.batches, self.rehearsals = None, [], None
+
+    @property
+    def done(self) -> float:
+        """The fraction of the phase that is done."""
+        if self.steps is None:
+            raise ValueError(f"task {self.task}: how many steps there will be is not known; say begin(…, steps=…)")
+        return self.step / self.steps
 
 
 class Strategy:
-    """Learns one task after the other. A method overrides some of the verbs; by itself this is naive fine-tuning.
+    """Learns one task after the other. A method overrides some of the hooks; by itself this is naive fine-tuning.
 
         learner.begin(0)                                  # or learn(task), which makes the same three calls
         for x, y in loader:
@@ -71,34 +146,10 @@ class Strategy:
         than the later ones.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("steps", "batch_size", "seed", "heads", "takes_task", "clip", "carry")
-    """The arguments that a saved learner is made of again; each class names its own."""
-    FIXED: ClassVar[tuple[str, ...]] = ("seed", "heads", "takes_task", "carry")
-    """Those of them that a learner must have in common with the file that it takes up."""
-
-    carries: ClassVar[bool] = True
-    """False if every task begins anew, or trains parameters of the method's own: there is nothing to `carry` then."""
-
-    keeps_answers: ClassVar[bool] = False
-    """True if earlier tasks answer as before, to the bit, because weights are held for them."""
-    rewrites: ClassVar[bool] = False
-    """True if weights are written to past the masks of the optimiser."""
-    fixed_weights: ClassVar[bool] = False
-    """True if no weight is trained."""
-    acts_on_weights: ClassVar[bool] = False
-    """True if gradients or moves of weights are what the method is about."""
-    once: ClassVar[bool] = False
-    """True if a task cannot be learned again after others."""
-    fills_memory: ClassVar[bool] = False
-    """True if it says itself when examples go into the memory, and what with them."""
-    sees_layers: ClassVar[bool] = False
-    """True if what goes into layers is looked at, or changed, while the network answers."""
-    trains_beyond: ClassVar[bool] = False
-    """True if layers are trained that no answer of the network needs."""
-    asks_before: ClassVar[bool] = False
-    """True if the network as it is, and as it was, is asked about the classes of all tasks at once."""
-    fills_the_loss: ClassVar[bool] = False
-    """True if what is rehearsed leaves no room for another rehearsal."""
+    traits: ClassVar[tuple[str, ...]] = ()
+    """What a method promises or asks for, among `combine.TRAITS`."""
+    task_state: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a method sets while a task is learned, for learners that are saved in its middle."""
 
     def __init__(
         self,
@@ -121,20 +172,21 @@ class Strategy:
         check_least(steps=(steps, 1), batch_size=(batch_size, 1), seed=(seed, 0))
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be a positive norm, got {clip}")
-        if carry and not self.carries:
+        if carry and having(type(self), "starts anew"):
             raise ValueError(f"the optimiser of {type(self).__name__} starts every task anew: expected carry=False")
         if heads is not None:
             model.get_submodule(heads)
         self._model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
         self.heads, self.takes_task, self.schedule, self.clip, self.carry = heads, takes_task, schedule, clip, carry
         self.objective = as_objective(objective)
-        self.optimizer = powerprop_of(model, optimizer, alpha, where, rate)
-        self.parts: dict[str, Stateful] = {"moments": Moments(model, self.optimizer)} if carry else {}
+        self.optimizer = _powerprop_of(model, optimizer, alpha, where, rate)
+        self.parts: dict[str, Stateful] = {"moments": saving.Moments(model, self.optimizer)} if carry else {}
+        self.freezer: SharedFreezer | None = None
         self.tasks: list[Learned] = []
         self.visits = 0
         self.records: dict[str, Any] = {}
         self.now: Now | None = None
-        self.parameters = Parameters(model, self.optimizer, heads)
+        self._rates, self._known = Rates(self.optimizer), set(model.parameters())
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -143,45 +195,39 @@ class Strategy:
     # --- the loop: three calls ----------------------------------------------------------------------------------
 
     def begin(
-        self,
-        task: TaskId | Task | None = None,
-        *,
-        classes: Sequence[int] | None = None,
-        steps: int | None = None,
-        name: str = "",
-        again: bool = False,
-    ) -> None:
+        self, task: TaskId | Task | None = None, *, classes: Sequence[int] | None = None, steps: int | None = None,
+        name: str = "", again: bool = False,
+    ) -> None:  # fmt: skip
         """Begin the next task: the optimiser forgets what it remembers of the last one, unless it is to `carry` it.
 
         task: what it is called from now on, a number or a name, by default its place in the order of learning, which
-            is what models with heads, and the verbs, know it by; or the task itself.
+            is what models with heads, and the hooks, know it by; or the task itself.
         classes: the numbers of its classes in the whole stream, if the objective needs them.
         steps: how many steps there will be, for methods that follow a schedule.
         name: what messages call it.
         again: a task that was learned before is visited once more, with the head that it has.
         """
         if self.now is not None:
-            raise RuntimeError(
-                f"{self.now.name} is still being learned: call end() before the next begin(), or give_up()"
-            )
-        claim(self._model, self)
-        self.check_model()
-        now = next_task(self.tasks, task, classes, steps, name, again)
+            text = f"{self.now.name} is still being learned: call end() before the next begin(), or give_up()"
+            raise RuntimeError(text)
+        self._claim()
+        if self.freezer is not None:
+            self.freezer.check_same()
+        now = _next_task(self.tasks, task, classes, steps, name, again)
         if again and (once := having(type(self), "once")):
             raise ValueError(f"{now.name}: {once[0]} does not learn a task again: give what comes now an id of its own")
         if again and now.classes != self.tasks[now.task].classes:
             own = self.tasks[now.task].classes
             raise ValueError(f"{now.name}: expected the classes {own} that it had before, got {now.classes}")
-        self.parameters.add_heads(now.task + 1, lambda: self.generator("head"), f"{now.name}: ")
-        self.parameters.take_up_new()
+        self.add_heads(now.task + 1, f"{now.name}: ")
         if not again:
             self.objective.begin(now.task, now.classes)
         if not self.carry:
             self.optimizer.base.state.clear()
         self.model.train()
-        self.now, self.tally = now, Losses(self.device)
+        self.now, self.tally = now, LossTally(self.device)
         try:
-            act(self, "begin_task")
+            call_hooks(self, "begin_task")
         except BaseException:
             self.now = None
             raise
@@ -204,32 +250,61 @@ class Strategy:
         A loss that is not finite is refused, and nothing of the learner has changed.
         """
         now = self._open("backward")
-        stepping.check_finite(loss, now.step, scaler)
+        _check_finite(loss, now.step, scaler)
         if isinstance(batch, GradScaler):
             raise TypeError("backward takes the batch before the scaler: say backward(loss, scaler=scaler)")
         now.batches.append(batch)
         if now.rehearsals is None:
             self.optimizer.zero_grad()
             now.batch = batch
-            now.rehearsals = [each for found in act(self, "rehearse") for each in found or ()]
-        stepping.backward(loss, now.rehearsals, scaler)
+            now.rehearsals = [each for found in call_hooks(self, "rehearse") for each in found or ()]
+        weight = 1.0 - sum(each.weight for each in now.rehearsals)
+        if weight < LEAST_WEIGHT:
+            weights = [each.weight for each in now.rehearsals]
+            text = f"rehearsals have shares of {weights} of the loss"
+            raise ValueError(f"{text}, which leave none for the task in hand")
+        _scaled(loss if weight == 1.0 else weight * loss, scaler).backward()  # type: ignore[no-untyped-call]
         self.tally.add(loss)
 
     def update(self, scaler: GradScaler | None = None) -> None:
         """The second half: what is rehearsed, the gradients as the methods want them, the penalty, clipping, the
         optimiser."""
         now = self._open("update")
-        stepping.rehearse(self, scaler)
+        self._rehearse(now, scaler)
         if scaler is not None:
             scaler.unscale_(self.optimizer)
         self.after_backward()
-        stepping.add_penalties(act(self, "penalty"))
-        stepping.clip(self)
-        stepping.move(self.optimizer, scaler)
+        if terms := [each for each in call_hooks(self, "penalty") if each is not None]:
+            torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None and (share := self.trained_share()) > 0:
+            self.optimizer.clip_grad_norm_(self.clip * math.sqrt(share), self._in_order())
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
         now.step += 1
-        act(self, "after_step")
+        call_hooks(self, "after_step")
         now.forget_batches()
-        self.tally.after(now.step)
+        self.mean_loss = self.tally.take(now.step) if now.step % HEARD_EVERY == 0 else math.nan
+
+    def _rehearse(self, now: Now, scaler: GradScaler | None) -> None:
+        """Gradients of Σ weight·loss(rehearsal), one after the other; all batches of the step are one from now on."""
+        first, now.batch = now.batch, _joined(now.batches)
+        for batch, task, weight, of_its_own in now.rehearsals or ():
+            shown = now.batch if batch is first else batch
+            with self.viewing(task if isinstance(task, int) else None) as model:
+                objective: Any = of_its_own or self.objective.loss
+                loss = weight * objective(model, to_device(shown, self.device), task)
+            _check_finite(loss, now.step, scaler)
+            _scaled(loss, scaler).backward()  # type: ignore[no-untyped-call]
+
+    def _in_order(self) -> list[nn.Parameter]:
+        """All that is trained, by name: a learner that was loaded has met its parameters in another order, and a sum in
+        another order is another one."""
+        names = {parameter: name for name, parameter in saving.trained_parameters(self).items()}
+        every = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return sorted(every, key=lambda p: names.get(p, ""))
 
     def end(self, data: Any = None, validation: Any = None, progress: Progress | None = None) -> None:
         """End a task: from now on it is one of those learned.
@@ -241,10 +316,10 @@ class Strategy:
         now = self._open("end")
         self.tally.mean(now.step)
         source = data if isinstance(data, Source) else self.source(data)
-        held = source if validation is None else self.source(validation)
+        validating = source if validation is None else self.source(validation)
         with self._drawing("layers at the end"):
             self.model.eval()
-            act(self, "end_task", source, held, progress)
+            call_hooks(self, "end_task", source, validating, progress)
         if now.task == len(self.tasks):
             self.tasks.append(Learned(now.name, now.classes, now.id))
         self.now, self.visits = None, self.visits + 1
@@ -282,17 +357,33 @@ class Strategy:
 
     def give_up(self) -> None:
         """Leave the task in hand without having learned it; the next `begin` is of the same task."""
-        set_rates(self, "", 0.0)
+        self._set_rates("", 0.0)
         self.now = None
         self.model.eval()
 
     def train(self, source: Source, steps: int, progress: Progress | None = None, phase: str = "training") -> None:
-        """Some steps with the batches of a source."""
+        """Some steps with the batches of a source, at the rates of the learner's schedule."""
         now = self._open("train")
         now.phase, now.step, now.steps = phase, 0, steps
-        train(self, self.tally, source, steps, progress, phase)
+        self.model.train()
+        for step in range(1, steps + 1):
+            self._set_rates(phase, (step - 1) / steps)
+            batch = next(source)
+            with self.viewing(now.task) as model:
+                loss = self.objective.loss(model, batch, now.task)
+            self.step(loss, batch)
+            if step % HEARD_EVERY == 0 or step == steps:
+                mean = self.tally.take(step) if math.isnan(self.mean_loss) else self.mean_loss
+                if progress is not None:
+                    progress(phase, step, mean)
+        self._set_rates("", 0.0)
 
-    # --- the verbs ----------------------------------------------------------------------------------------------
+    def _set_rates(self, phase: str, done: float) -> None:
+        """The rates of the schedule; outside of a phase, those of the optimiser."""
+        if self.schedule is not None:
+            self._rates.scale(self.schedule(phase, done) if phase else 1.0)
+
+    # --- the hooks ----------------------------------------------------------------------------------------------
 
     def begin_task(self) -> None:
         """Before the first step on a task; `self.now` tells which."""
@@ -316,13 +407,6 @@ class Strategy:
         """Parameters of the method that are trained beside the model's, by name."""
         return {}
 
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a method keeps while a task is learned and no part of it, for learners that are saved in its middle."""
-        return {}, {}
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """What `ongoing` gave, after the task was begun anew."""
-
     def viewing(self, task: int | None) -> AbstractContextManager[Model]:
         """The network as a task sees it, for as long as the block lasts."""
         return nullcontext(self.bound(task))
@@ -334,9 +418,13 @@ class Strategy:
         later is answered by the network as it is, which is what forward transfer measures, where outputs mean the same
         in all tasks.
         """
-        place = place_of(self, task)
+        place = self.place_of(task)
         if place is None and self.heads is not None:
-            return over_heads(self, to_device(x, self.device))
+            if not isinstance(self.objective, Classification):
+                kind = type(self.objective).__name__
+                raise ValueError(f"predict with {kind} needs the task: every task has an output layer of its own")
+            x = to_device(x, self.device)
+            return self.objective.likeliest([self.logits(x, each) for each in self.ids])
         with self.viewing(place) as model, evaluating(self.model), torch.no_grad():
             return self.objective.predict(model, to_device(x, self.device), place)
 
@@ -345,25 +433,111 @@ class Strategy:
         if options:
             raise TypeError(f"{type(self).__name__}.predict takes the inputs and a task, got also {', '.join(options)}")
 
+    # --- tasks and their parameters -----------------------------------------------------------------------------
+
+    @property
+    def current(self) -> int:
+        """The place of the task that is being learned, or will be next, in the order of learning."""
+        return len(self.tasks) if self.now is None else self.now.task
+
+    @property
+    def ids(self) -> list[TaskId]:
+        """What the tasks learned so far are called, by their places."""
+        return [each.id for each in self.tasks]
+
+    @property
+    def name(self) -> str:
+        """What the task in hand is called."""
+        return f"task {self.current}" if self.now is None else self.now.name
+
+    def place_of(self, task: TaskId | None, known: bool = True) -> int | None:
+        """The place of a task in the order of learning, by what it is called; None is no task.
+
+        known: whether a task that comes later is an error where it cannot be answered for.
+        """
+        ids = self.ids + ([self.now.id] if self.now is not None and self.now.task == len(self.tasks) else [])
+        if isinstance(task, bool) or not (task is None or isinstance(task, (int, str))):
+            raise TypeError(f"task must be the number or the name of a task, or None, got {task!r}")
+        if not ids or (task is None and not self.tasks):
+            if not known:
+                return 0
+            raise ValueError(f"task must be learned first: none is yet, got {task!r}")
+        if task is None or task in ids:
+            return None if task is None else ids.index(task)
+        counted = ids == list(range(len(ids)))
+        later = (self.heads is None and self.objective.shared_outputs) or not known
+        if counted and isinstance(task, int) and 0 <= task < (math.inf if later else len(ids)):
+            return task
+        which = f"in 0..{len(ids) - 1}" if counted else f"one of {', '.join(map(repr, ids))}"
+        raise ValueError(f"task must be {which} (the tasks learned so far), got {task!r}")
+
+    def head_of(self, name: str) -> int | None:
+        """The task whose head a parameter of this name is inside of; None for everything that is shared."""
+        if self.heads is None or not name.startswith(f"{self.heads}."):
+            return None
+        child = name[len(self.heads) + 1 :].partition(".")[0]
+        return int(child) if child.isdigit() else None
+
+    def add_heads(self, tasks: int, where: str = "") -> None:
+        """Output layers for so many tasks, where the module that has them knows how to `add` one; the optimiser trains
+        all parameters that the model has got.
+
+        where: what an error begins with.
+        """
+        heads = None if self.heads is None else self.model.get_submodule(self.heads)
+        while heads is not None and len(known := [n for n, _ in heads.named_children() if n.isdigit()]) < tasks:
+            if not hasattr(heads, "add"):
+                text = f"{where}{self.heads!r} has no head '{tasks - 1}', it has {', '.join(known) or 'none'}"
+                raise ValueError(f"{text}; add one before the task begins")
+            heads.add(self.generator("head"))  # type: ignore[operator]
+        if new := [p for p in self.model.parameters() if p not in self._known]:
+            self.add_parameters(new)
+            self._known |= set(new)
+
+    def add_parameters(self, parameters: list[nn.Parameter], **settings: Any) -> None:
+        """Further parameters, of the model or of the method itself, to be trained at the rate of the first group."""
+        group = {"params": parameters, "lr": self._rates.given[0], **settings}
+        self.optimizer.add_param_group(group)
+        self._rates.given.append(group["lr"])
+
+    def trained_share(self) -> float:
+        """The fraction of the weights that the task in hand trains, after its gradients; heads of other tasks are no
+        part of it."""
+        own = [m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)]
+        moving = sum(m.trained_count() for m in own if m.param.grad is not None)
+        return moving / max(1, sum(m.param.numel() for m in own))
+
     # --- one learner for every model ----------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
         """The network, as long as no other learner has begun to learn with it."""
-        check_owner(self._model, self)
+        if self in _FORMER:
+            owner = _OWNERS[self._model]()
+            kind = "another learner" if owner is None else f"another learner, {type(owner).__name__},"
+            raise RuntimeError(f"the model belongs to {kind} that began with it since: give each learner its own copy")
         return self._model
 
-    def check_model(self) -> None:
-        """An error if parameters that earlier tasks rest on are no longer those of the model."""
+    def _claim(self) -> None:
+        """From now on the model is this learner's; an earlier one lets it go, and neither learns nor answers."""
+        owner = _OWNERS[self.model]() if self.model in _OWNERS else None
+        if owner is not None and owner is not self:
+            owner.let_go()
+            _FORMER.add(owner)
+        _OWNERS[self._model] = ref(self)
 
     def let_go(self) -> None:
         """Another learner takes the model over: nothing of this one stays in it."""
         self.now = None
+        if self.freezer is not None:
+            self.freezer.let_go()
 
     def settle(self) -> None:
         """This learner is a copy: what copies leave behind, such as hooks, is put in place again."""
-        claim(self._model, self)
-        guarded(self.optimizer)
+        self._claim()
+        _guard(self.optimizer)
+        if self.freezer is not None:
+            self.freezer.hold_again()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         """A learner of its own, with a model of its own."""
@@ -382,21 +556,6 @@ class Strategy:
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
-
-    @property
-    def current(self) -> int:
-        """The place of the task that is being learned, or will be next, in the order of learning."""
-        return len(self.tasks) if self.now is None else self.now.task
-
-    @property
-    def ids(self) -> list[TaskId]:
-        """What the tasks learned so far are called, by their places."""
-        return [each.id for each in self.tasks]
-
-    @property
-    def name(self) -> str:
-        """What the task in hand is called."""
-        return f"task {self.current}" if self.now is None else self.now.name
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers of the current task for one purpose, which go on from call to call; on the CPU, so that they
@@ -421,20 +580,16 @@ class Strategy:
     @torch.no_grad()
     def logits(self, x: Any, task: TaskId) -> Any:
         """The plain outputs of the network as a task sees it, in evaluation mode."""
-        place = place_of(self, task)
+        place = self.place_of(task)
         with self.viewing(place) as model, evaluating(self.model):
             return Objective.predict(self.objective, model, to_device(x, self.device), place)
 
     @torch.no_grad()
     def score(self, data: Any, task: TaskId) -> float:
         """How well the objective says that a task is done."""
-        place = place_of(self, task, known=False) or 0
+        place = self.place_of(task, known=False) or 0
         with self.viewing(place) as model, evaluating(self.model):
             return self.objective.score(model, self.source(data).in_order(), place)
-
-    def trained_share(self) -> float:
-        """The fraction of the weights that the task in hand trains; heads of other tasks are no part of it."""
-        return self.parameters.trained_share(self.current)
 
     def option(self, kind: type, name: str) -> Any:
         """An option of one of the strategies that are combined here, where another may have one of the same name."""
@@ -443,14 +598,12 @@ class Strategy:
                 return own[name]
         return getattr(self, name)
 
-    def head_of(self, name: str) -> int | None:
-        """The task whose head this name is inside of; None for everything that is shared."""
-        return self.parameters.head_of(name)
-
     def memory_bytes(self) -> int:
-        """What the method keeps beyond the model, as it is saved."""
+        """What the method keeps beyond the model: as it is saved, and networks of before while a task is learned."""
         own = (part for name, part in self.parts.items() if name != "moments")  # of the optimiser, not of the method
-        tensors = (t for part in own for t in part.state()[0].values())
+        tensors = [t for part in own for t in part.state()[0].values()]
+        if self.now is not None:
+            tensors += [t for module in saving.of_kind(self, nn.Module) for t in module.state_dict().values()]
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def _open(self, what: str) -> Now:
@@ -479,10 +632,108 @@ class Strategy:
         """
         if self.now is not None:
             raise RuntimeError(f"{self.now.name} is still being learned: call end() before load(), or give_up()")
-        claim(self._model, self)
+        self._claim()
         with content_of(path, "a learner that this one can become"):
-            saving.take_up(self, *saving.read_learner(path))
+            saving.take_up(self, *saving.read_learner(path), given={})
+
+    def remember_tasks(self, tasks: Sequence[Sequence[Any]], records: Mapping[str, Any], visits: int) -> None:
+        """These are the tasks that were learned, and what was written down about them."""
+        self.tasks = [Learned(name, None if own is None else tuple(own), id) for name, own, id in tasks]
+        self.records, self.visits, self.now = dict(records), visits, None
+        for number, learned in enumerate(self.tasks):
+            self.objective.begin(number, learned.classes)
 
 
 class Naive(Strategy):
     """Fine-tuning from task to task without any protection: the baseline that forgets."""
+
+
+def check_least(**arguments: tuple[float, float]) -> None:
+    """An error for the first argument below the least that it can be: `check_least(steps=(steps, 1))`."""
+    for name, (value, least) in arguments.items():
+        if not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def refuse_alpha(kind: type, optimizer: OptimizerFactory | Optimizer, alpha: float | None, reason: str) -> None:
+    """An error for α > 1, as an argument or in a Powerprop."""
+    masters = optimizer.masters.values() if isinstance(optimizer, Powerprop) else ()
+    largest = max([alpha or 1.0, *(master.alpha for master in masters)])
+    if largest > 1:
+        raise ValueError(f"{kind.__name__} needs alpha = 1, got alpha = {largest:g}: {reason}")
+
+
+def _next_task(
+    learned: Sequence[Learned], task: TaskId | Task | None, classes: Sequence[int] | None, steps: int | None, name: str,
+    again: bool,
+) -> Now:  # fmt: skip
+    """The beginning of a task, from what `Strategy.begin` was given of it; its number is its place in the order."""
+    ids = [each.id for each in learned]
+    given = task.index if isinstance(task, Task) else task
+    free = next(number for number in range(len(ids), 2 * len(ids) + 1) if number not in ids)
+    found = free if given is None and not again else given
+    if isinstance(found, bool) or not isinstance(found, (int, str)) or (isinstance(found, int) and found < 0):
+        raise TypeError(f"a task is a number from 0 on, a name or a Task, got {found!r}")
+    name = task.name if isinstance(task, Task) else name or f"task {found}"
+    if (found in ids) != again:
+        known = f"{name}: {found!r} was learned already" if not again else f"{name}: {found!r} was not learned yet"
+        raise ValueError(f"{known} ({', '.join(map(repr, ids)) or 'nothing'} was): expected again={not again} for it")
+    classes = task.classes if isinstance(task, Task) else classes
+    own = None if classes is None else tuple(classes)
+    if again and own is None:
+        own = learned[ids.index(found)].classes
+    return Now(ids.index(found) if again else len(ids), found, name, own, steps)
+
+
+def _powerprop_of(
+    model: nn.Module, optimizer: OptimizerFactory | Optimizer, alpha: float | None, where: Where | None,
+    rate: Rate | None,
+) -> Powerprop:  # fmt: skip
+    """The optimiser of a learner, from what it was given."""
+    if isinstance(optimizer, Powerprop):
+        if not (alpha is None and where is None and rate is None):
+            text = f"alpha={alpha}, where={where}, rate={rate}"
+            raise TypeError(f"alpha, where and rate belong to the Powerprop that was given, got {text}")
+        made = optimizer
+    else:
+        base = optimizer if isinstance(optimizer, Optimizer) else optimizer(list(model.parameters()))
+        made = Powerprop(base, model, 1.0 if alpha is None else alpha, where, rate=rate or "matched")
+    if made.asks_for_closure:
+        raise TypeError(f"optimizer must step from one gradient, but {type(made.base).__name__} asks for a closure")
+    if made.sparsify is not None:
+        kind = type(made.sparsify).__name__
+        raise TypeError(f"a learner sets the masks of its optimiser itself, and cannot have {kind} beside it")
+    if made in _TAKEN or made.base in _TAKEN:
+        raise ValueError("this optimiser belongs to a learner already: make another for this one")
+    return _guard(made)
+
+
+def _guard(made: Powerprop) -> Powerprop:
+    """The optimiser of a learner, which nobody else steps from now on."""
+
+    def refuse_unless_stepping(*_: Any) -> None:
+        if not made.stepping:
+            raise RuntimeError("this optimiser belongs to a learner: call learner.step(loss)")
+
+    _TAKEN.update((made, made.base))
+    made.base.register_step_pre_hook(refuse_unless_stepping)
+    return made
+
+
+def _check_finite(loss: Tensor, step: int, scaler: GradScaler | None) -> None:
+    """An error for a loss that is not finite, before it has made a gradient; with a scaler, that skips the step."""
+    if scaler is None and not math.isfinite(value := float(loss.detach())):
+        raise NonFiniteError(f"the loss is {value} at step {step + 1}, which is not taken; a lower rate may help")
+
+
+def _scaled(loss: Tensor, scaler: GradScaler | None) -> Tensor:
+    return loss if scaler is None else scaler.scale(loss)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """Batches of one form as one."""
+    if len(batches) < 2 or batches[0] is None:
+        return batches[0] if batches else None
+    if any(type(each) is not type(batches[0]) for each in batches):
+        raise TypeError(f"expected batches of one form, got {[type(each).__name__ for each in batches]}")
+    return join_rows(batches)

@@ -11,15 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from powerprop.continual.arguments import check_least
-from powerprop.continual.layers import check_protect, protected
-from powerprop.continual.now import Rehearsal
+from powerprop.continual.data import Source
+from powerprop.continual.layers import check_protect, protected, swapped_parameters
 from powerprop.continual.objective import Classification, Model
-from powerprop.continual.ongoing import below
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.source import Source
-from powerprop.continual.strategy import Progress, Strategy
-from powerprop.continual.view import wearing
+from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, Strategy, check_least
 
 __all__ = ["VCL", "Posterior", "gaussian_divergence"]
 
@@ -61,7 +56,7 @@ class Posterior:
         new = {n: each for n, each in new.items() if n not in self.log_variance}
         if new:
             decay = {"weight_decay": 0.0} if "weight_decay" in self.learner.optimizer.defaults else {}
-            self.learner.parameters.add(list(new.values()), **decay)
+            self.learner.add_parameters(list(new.values()), **decay)
             self.log_variance |= new
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -101,21 +96,8 @@ class VCL(Strategy):
     Further arguments are those of `Strategy`.
     """
 
-    once: ClassVar[bool] = True
-    fills_the_loss: ClassVar[bool] = True
-    carries: ClassVar[bool] = False
-    OPTIONS: ClassVar[tuple[str, ...]] = (
-        "examples", "samples", "log_variance", "prior_variance", "likelihood_steps", "protect",
-    )  # fmt: skip
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        name: {
-            "samples": 10,
-            "log_variance": -6.0,
-            "prior_variance": 1.0,
-            "reference": "Nguyen et al., 2018, arXiv:1710.10628; first means by maximum likelihood",
-        }
-        for name in ("permuted-mnist/domain-incremental", "split-mnist/task-incremental")
-    }
+    traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss", "starts anew")
+    task_state: ClassVar[tuple[str, ...]] = ("_prior_mean", "_prior_log_variance")
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, examples: int, samples: int = 10,
@@ -131,7 +113,8 @@ class VCL(Strategy):
         self.protect = check_protect(model, protect)
         self.posterior = Posterior(self, self.protect)
         self.parts["posterior"] = self.posterior
-        self._prior: dict[str, tuple[Tensor, Tensor]] = {}
+        self._prior_mean: dict[str, Tensor] = {}
+        self._prior_log_variance: dict[str, Tensor] = {}
         self._drawn = False
 
     # --- the verbs ----------------------------------------------------------------------------------------------
@@ -142,10 +125,12 @@ class VCL(Strategy):
         used = [n for n in means if (self.head_of(n) or 0) <= self.current]
         posterior.add(used)
         first = torch.zeros((), device=self.device), torch.tensor(math.log(self.prior_variance), device=self.device)
-        self._prior, self._drawn = dict.fromkeys(used, first), False
+        self._prior_mean, self._prior_log_variance = (dict.fromkeys(used, each) for each in first)
+        self._drawn = False
         for name, each in posterior.log_variance.items():
             if name in posterior.learned:
-                self._prior[name] = means[name].detach().clone(), each.detach().clone()
+                self._prior_mean[name] = means[name].detach().clone()
+                self._prior_log_variance[name] = each.detach().clone()
             else:
                 each.detach().fill_(self.log_variance)
 
@@ -158,7 +143,7 @@ class VCL(Strategy):
             yield self.bound(task)
         else:
             self._drawn = True
-            with wearing(self.model, self.posterior.draw(self.generator("weights of steps"))):
+            with swapped_parameters(self.model, self.posterior.draw(self.generator("weights of steps"))):
                 yield self.bound(task)
 
     def rehearse(self) -> Sequence[Rehearsal] | None:
@@ -180,7 +165,7 @@ class VCL(Strategy):
             return None
         means = self.posterior.means()
         terms = [
-            gaussian_divergence(means[name], log_variance, *self._prior[name])
+            gaussian_divergence(means[name], log_variance, self._prior_mean[name], self._prior_log_variance[name])
             for name, log_variance in self.posterior.log_variance.items()
             if means[name].grad is not None
         ]
@@ -190,16 +175,6 @@ class VCL(Strategy):
         """The logarithms of the variances."""
         return self.posterior.log_variance
 
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The prior."""
-        pairs = {name: (mean, variance) for name, (mean, variance) in self._prior.items()}
-        return {f"{kind}/{n}": pair[i] for n, pair in pairs.items() for i, kind in enumerate(("mean", "variance"))}, {}
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """The same prior."""
-        device, (means, variances) = self.device, (below(kind, tensors) for kind in ("mean", "variance"))
-        self._prior = {n: (means[n].to(device), variances[n].to(device)) for n in means}
-
     def after_step(self) -> None:
         """The next loss must be of a network drawn anew."""
         self._drawn = False
@@ -207,7 +182,7 @@ class VCL(Strategy):
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """From now on these weights have a distribution that was learned."""
         self.posterior.learned |= self.posterior.log_variance.keys()
-        self._prior = {}
+        self._prior_mean, self._prior_log_variance = {}, {}
 
     def _finding_means(self) -> bool:
         return self.current == 0 and self.now is not None and self.now.step < self.likelihood_steps
@@ -223,7 +198,7 @@ class _Mean:
     def __call__(self, *inputs: Any) -> Any:
         generator, found = torch.Generator().manual_seed(self._seed), []
         for _ in range(self._learner.option(VCL, "samples")):
-            with wearing(self._learner.model, self._learner.posterior.draw(generator)):
+            with swapped_parameters(self._learner.model, self._learner.posterior.draw(generator)):
                 found.append(self._model(*inputs))
         if isinstance(self._learner.objective, Classification):
             return torch.stack([each.log_softmax(1) for each in found]).logsumexp(0) - math.log(len(found))

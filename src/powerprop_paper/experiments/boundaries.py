@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from powerprop.continual import BoundaryFinder, ChangePointDetector, Packing
-from powerprop.continual.boundaries.finder import check_finding
-from powerprop.continual.seeds import derived_seed
+from powerprop.continual.boundaries import check_finding
+from powerprop.continual.data import derived_seed
 from powerprop_paper import data
 from powerprop_paper.experiments import split
 from powerprop_paper.packing import fraction, make_learner, make_stream

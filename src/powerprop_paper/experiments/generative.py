@@ -24,11 +24,12 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from powerprop.continual import STRATEGIES, VCL, Elbo, Packing, Strategy, log_likelihood
-from powerprop.continual.seeds import derived_seed
+from powerprop.continual import STRATEGIES, VCL, Elbo, Packing, Strategy
+from powerprop.continual.data import derived_seed
 from powerprop.eval_mode import evaluating
 from powerprop.files import replacing
 from powerprop_paper import data
+from powerprop_paper.likelihood import log_likelihood
 from powerprop_paper.models import TaskVAE, task_vae
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Grid, Mean, image_grids, lines, panels

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.optim import SGD
 
 from powerprop.continual import EfficientPackNet, infer
-from powerprop.continual.packing.infer import entropies
-from powerprop.continual.packing.signature import SAMPLED, Sample, Signatures
+from powerprop.continual.packing.subnetworks import SAMPLED, InputStats, Sample
+from powerprop.continual.packing.task_inference import entropies
 from powerprop_paper import data, models
 from powerprop_paper.data.streams import pixel_order
 from powerprop_paper.packing import fraction
@@ -201,9 +201,9 @@ def make_learner(cfg: Config, outputs: int, seed: int) -> EfficientPackNet:
     )  # fmt: skip
 
 
-def make_signatures(kind: Any, stream: data.Stream) -> Signatures:
+def make_signatures(kind: Any, stream: data.Stream) -> InputStats:
     """What a learner made with these means keeps of its tasks; it trains alike, so that one is trained for both."""
-    signatures = Signatures(kind)
+    signatures = InputStats(kind)
     for task in stream:
         x, y = task.train()
         stride = max(1, len(x) // SAMPLED)
@@ -212,7 +212,7 @@ def make_signatures(kind: Any, stream: data.Stream) -> Signatures:
 
 
 def right_tasks(
-    cfg: Config, learner: EfficientPackNet, stream: data.Stream, signatures: Mapping[str, Signatures],
+    cfg: Config, learner: EfficientPackNet, stream: data.Stream, signatures: Mapping[str, InputStats],
     methods: tuple[str, ...],
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """rates[method][group]: the fraction of test images whose task is inferred rightly, the mean over tasks."""
@@ -221,7 +221,7 @@ def right_tasks(
         x = task.test().x[: cfg.probe_images]
         for group, method in product(cfg.groups, methods):
             single = group == 1 and method.startswith(("oneshot", "binary"))
-            learner.nets.signatures = signatures["class" if method == BY_CLASS else "task"]
+            learner.nets.stats = signatures["class" if method == BY_CLASS else "task"]
             asked, name = x[: cfg.probe_single if single else None], method.partition(",")[0]
             right = infer(learner.nets, asked, learner.objective, name, group) == task.index
             found.setdefault(method, {}).setdefault(str(group), []).append(fraction(right))
@@ -229,7 +229,7 @@ def right_tasks(
 
 
 def flagged(
-    cfg: Config, learner: EfficientPackNet, stream: data.Stream, signatures: Mapping[str, Signatures],
+    cfg: Config, learner: EfficientPackNet, stream: data.Stream, signatures: Mapping[str, InputStats],
     strange: Mapping[str, Tensor],
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """unknown[by][kind]: the fraction of single images that is flagged, "known" being those of the tasks' test sets.
@@ -240,7 +240,7 @@ def flagged(
     held = torch.cat([task.validation().x[: cfg.probe_images] for task in stream])
     kinds, found = {"known": known, **strange}, {}
     for kind, each in signatures.items():
-        learner.nets.signatures = each
+        learner.nets.stats = each
         unknown = {name: learner.predict(x, unknown=FALSE_ALARMS).task == -1 for name, x in kinds.items()}
         found[f"distance to the mean of a {kind}"] = {name: fraction(each) for name, each in unknown.items()}
     surest = {name: entropies(learner.nets, x, learner.objective).amin(0) for name, x in kinds.items()}

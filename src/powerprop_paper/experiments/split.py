@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
 from powerprop.continual import GRID, Accuracies, Scenario, accuracy_on, learn_stream
-from powerprop.continual.packing.search import check_grid
+from powerprop.continual.packing.efficient import check_grid
 from powerprop_paper import data
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
 from powerprop_paper.packing import Measures, make_learner, make_stream, rate

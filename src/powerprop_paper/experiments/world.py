@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from powerprop.continual import AGEM, EWC, MAS, VCL, EfficientPackNet, Naive, PackNet, PerfectMemory, Strategy
-from powerprop.continual.packing.base import Packing
-from powerprop.continual.seeds import derived_seed
+from powerprop.continual.data import derived_seed
+from powerprop.continual.packing.packnet import Packing
 from powerprop_paper import rl
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Image, lines

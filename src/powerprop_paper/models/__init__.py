@@ -1,6 +1,6 @@
 """The networks of the experiments. Every one takes a `generator`, so that a seed decides its weights."""
 
-from powerprop.continual.vae import VAE, vae
+from powerprop.continual.generative_replay import VAE, vae
 from powerprop_paper.models.autoencoders import ReplayVAE, TaskVAE, replay_vae, task_vae
 from powerprop_paper.models.gpt import GPT, gpt
 from powerprop_paper.models.layers import Heads, fans, initialise

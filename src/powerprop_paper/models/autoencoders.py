@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from powerprop.continual.vae import VAE
+from powerprop.continual.generative_replay import VAE
 from powerprop_paper.models.layers import answer, build, linear_layers, output_layer
 
 

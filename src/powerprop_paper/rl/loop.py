@@ -105,7 +105,7 @@ def load_agent(agent: SAC, state: Mapping[str, Any]) -> None:
     if agent.actor.now is not None:
         raise ValueError(f"the agent is learning task {agent.actor.current}: load into one that is not")
     for name, learner in _learners(agent).items():
-        saving.take_up(learner, state[name]["tensors"], json.loads(state[name]["data"]))
+        saving.take_up(learner, state[name]["tensors"], json.loads(state[name]["data"]), given={})
     agent.log_temperatures = [torch.tensor(value) for value in state["log_temperatures"]]
     if (inside := state["inside"]) is None:
         return

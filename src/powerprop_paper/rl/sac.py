@@ -22,11 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from powerprop.continual.data import derived_seed, to_device
 from powerprop.continual.objective import Model
-from powerprop.continual.packing.base import Packing
+from powerprop.continual.packing.packnet import Packing
 from powerprop.continual.replay import Replay as Rehearsing
-from powerprop.continual.seeds import derived_seed
-from powerprop.continual.source import to_device
 from powerprop.continual.strategy import Naive, Strategy
 from powerprop_paper.rl.networks import Actor, Policy, TwinCritic, Values, squashed
 

@@ -4,29 +4,177 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from powerprop.continual.ongoing import below
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.packing.base import NEARLY_FULL, Packing
-from powerprop.continual.packing.search import FINE, GRID, SEARCHES, check_grid, sparsest
-from powerprop.continual.packing.subnets import Weights
-from powerprop.continual.packing.supermask import Supermask
-from powerprop.continual.packing.taylor import loss_increase, removal_costs
-from powerprop.continual.rows import count_rows
-from powerprop.continual.source import Source
-from powerprop.continual.strategy import Progress
+from powerprop.continual.data import Source, count_rows
+from powerprop.continual.packing.packnet import NEARLY_FULL, Packing
+from powerprop.continual.packing.subnetworks import Weights
+from powerprop.continual.packing.supermasks import Supermask
+from powerprop.continual.strategy import OptimizerFactory, Progress
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
 from powerprop.sparsify.prune import top_k, top_k_masks
 
-__all__ = ["EfficientPackNet"]
+__all__ = [
+    "FINE",
+    "GRID",
+    "SEARCHES",
+    "EfficientPackNet",
+    "Found",
+    "around",
+    "binary",
+    "check_grid",
+    "linear",
+    "loss_increase",
+    "removal_costs",
+    "sparsest",
+]
+
+GRID: tuple[float, ...] = (
+    0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15,
+    0.14, 0.13, 0.12, 0.11, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01,
+)  # fmt: skip
+"""The kept fractions that the paper searches (appendix, hyper-parameters of Permuted- and Split-MNIST)."""
+
+SEARCHES = ("linear", "binary", "taylor")
+FINE: tuple[float, ...] = (*GRID, 0.008, 0.006, 0.005, 0.004, 0.003, 0.0025, 0.002, 0.0015, 0.001, 0.0007, 0.0005)
+"""The paper's grid and beyond, for sub-networks of a fraction of a percent."""
+Passes = Callable[[int], bool]
+
+
+class Found(NamedTuple):
+    """What a search found: the place of a fraction in the grid (-1 if none passes), and what it took."""
+
+    place: int
+    evaluations: int
+
+
+def sparsest(
+    performance: Callable[[float], float],
+    dense: float,
+    grid: Sequence[float],
+    gamma: float,
+    search: str = "binary",
+    guess: int | None = None,
+) -> Found:
+    """The sparsest fraction of the grid that keeps γ of the dense performance (paper, Algorithm 1, lines 7-11).
+
+        the last s on the way from dense to sparse with P_s > γP
+
+    performance: P_s of the network with this fraction of its weights kept; higher is better.
+    dense: P, with all of them. Where it is negative, as a log-likelihood is, γ = 0.95 means that it may fall by 5% of
+        its size: P_s > (2 - γ)P.
+    search: "linear" (the paper's), "binary", or "taylor", which looks around a guess.
+    guess: a place in the grid.
+    """
+    if search not in SEARCHES:
+        raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
+    asked = 0
+    least = dense * (gamma if dense >= 0 else 2 - gamma)
+
+    def passes(i: int) -> bool:
+        nonlocal asked
+        asked += 1
+        found = performance(grid[i])
+        return found > least or found >= dense
+
+    if search == "taylor" and guess is not None:
+        place = around(passes, len(grid), guess)
+    else:
+        place = (linear if search == "linear" else binary)(passes, len(grid))
+    return Found(place, asked)
+
+
+def check_grid(grid: Sequence[float]) -> tuple[float, ...]:
+    """Kept fractions in (0, 1], dense first, or an error that repeats them."""
+    values = tuple(float(kept) for kept in grid)
+    falling = all(a > b for a, b in pairwise(values))
+    if not values or not falling or not 0 < values[-1] <= values[0] <= 1:
+        raise ValueError(f"grid must be falling fractions of weights kept in (0, 1], got {list(grid)}")
+    return values
+
+
+def linear(passes: Passes, count: int) -> int:
+    """From dense to sparse until one fails (the paper's Algorithm 1)."""
+    for i in range(count):
+        if not passes(i):
+            return i - 1
+    return count - 1
+
+
+def binary(passes: Passes, count: int) -> int:
+    """Bisection: never more than ⌈log2(count + 1)⌉ evaluations."""
+    return _between(passes, -1, count)
+
+
+def around(passes: Passes, count: int, guess: int) -> int:
+    """From a guess outwards in growing strides, then bisection: few evaluations if the guess is near."""
+    guess = min(max(guess, 0), count - 1)
+    stride = 1
+    if passes(guess):
+        low = guess
+        while low + stride < count and passes(low + stride):
+            low, stride = low + stride, 2 * stride
+        return _between(passes, low, min(low + stride, count))
+    high = guess
+    while high - stride > -1 and not passes(high - stride):
+        high, stride = high - stride, 2 * stride
+    return _between(passes, max(high - stride, -1), high)
+
+
+def _between(passes: Passes, low: int, high: int) -> int:
+    """The last that passes, where `low` is known to pass (or -1) and `high` to fail (or to be the end)."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return low
+
+
+def removal_costs(weights: Mapping[str, nn.Parameter], losses: Iterable[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    """The estimated increase of the loss if a weight is set to zero: c = -∂L/∂θ·θ + ½ F·θ² (LeCun et al., 1990).
+
+    F, the diagonal of the Fisher information, is the variance of the gradient from input to input: that of the mean
+    gradient from batch to batch, times the size of a batch. It needs nothing of the loss but its gradient.
+
+    losses: the loss of some batches, and how many inputs each has.
+    """
+    names, parameters = list(weights), list(weights.values())
+    total, square = ({n: torch.zeros_like(p) for n, p in weights.items()} for _ in range(2))
+    count, size = 0, 0
+    for loss, inputs in losses:
+        for name, g in zip(names, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
+            total[name] += g
+            square[name].addcmul_(g, g)
+        count, size = count + 1, size + inputs
+    each, between = 1 / max(1, count), size / max(1, count) / max(1, count - 1)
+    costs = {}
+    for name, p in weights.items():
+        fisher = (square[name] - total[name].square() * each).clamp_(min=0).mul_(between)
+        costs[name] = 0.5 * fisher * p.detach() ** 2 - total[name] * each * p.detach()
+    return costs
+
+
+def loss_increase(
+    costs: Mapping[str, Tensor], scores: Mapping[str, Tensor], kept: Sequence[float], layerwise: bool
+) -> list[float]:
+    """The estimated increase of the loss for each fraction kept: the costs of the weights of lowest score, summed."""
+    names = [[n] for n in costs] if layerwise else [list(costs)]
+    total = [0.0] * len(kept)
+    for group in names:
+        score = torch.cat([scores[n].detach().flatten() for n in group])
+        cost = torch.cat([costs[n].flatten() for n in group])
+        removed = cost[score.argsort()].double().cumsum(0)
+        for i, fraction in enumerate(kept):
+            dropped = len(removed) - math.ceil(fraction * len(removed))
+            total[i] += float(removed[dropped - 1]) if dropped else 0.0
+    return total
+
 
 TAYLOR_BATCHES = 16
 """Batches of training data for the Taylor estimate."""
@@ -52,7 +200,7 @@ class EfficientPackNet(Packing):
     reuse: which weights of earlier tasks take part while a new one is trained: "all", as in the paper, or those of the
         "output" layer alone. Then a task takes only free weights elsewhere, and far fewer of them if pruned gradually.
     output: name of the output layer's weight; by default the last one, if it is shared. Heads are no part of it.
-    share: the largest fraction of a layer's weights that one task may take for itself; with T tasks to come, 1/T.
+    max_layer_fraction: of a layer's weights that one task may take for itself at most; with T tasks to come, 1/T.
     when_full: what a task does that begins when too little of a layer is free, the output layer apart. "masks" learns
         which of the frozen weights to use and trains none (`Supermask`), so that a sequence never has to end; such a
         task costs one bit for each weight. "train" goes on with what is free, as the paper does; "error" refuses.
@@ -61,11 +209,7 @@ class EfficientPackNet(Packing):
     Further arguments are those of `Packing`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = (
-        "gamma", "search", "grid", "distribution", "prunings", "pruning_steps", "reuse", "output", "share",
-        "when_full", "least_free",
-    )  # fmt: skip
-    FIXED: ClassVar[tuple[str, ...]] = ("reuse", "output")
+    task_state: ClassVar[tuple[str, ...]] = ("_supermask",)
 
     def __init__(
         self,
@@ -80,7 +224,7 @@ class EfficientPackNet(Packing):
         pruning_steps: int = 100,
         reuse: Literal["all", "output"] = "all",
         output: str | None = None,
-        share: float = 1.0,
+        max_layer_fraction: float = 1.0,
         when_full: Literal["masks", "train", "error"] = "masks",
         least_free: float | None = None,
         **options: Any,
@@ -98,14 +242,15 @@ class EfficientPackNet(Packing):
             raise ValueError(f"when_full must be 'masks', 'train' or 'error', got {when_full!r}")
         if least_free is not None and not 0 <= least_free <= 1:
             raise ValueError(f"least_free must be in [0, 1], a fraction of a layer's weights, got {least_free}")
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be in (0, 1], a fraction of a layer's weights, got {share}")
+        if not 0 < max_layer_fraction <= 1:
+            raise ValueError(f"max_layer_fraction must be in (0, 1], got {max_layer_fraction}")
         if prunings < 0 or pruning_steps < 1:
             raise ValueError(f"expected prunings >= 0 and pruning_steps >= 1, got {prunings} and {pruning_steps}")
         if prunings * pruning_steps > self.retrain_steps:
             text = f"{prunings} prunings {pruning_steps} steps apart"
             raise ValueError(f"{text} do not fit into retrain_steps={self.retrain_steps}")
-        self.gamma, self.search, self.distribution, self.share = gamma, search, distribution, share
+        self.gamma, self.search, self.distribution = gamma, search, distribution
+        self.max_layer_fraction = max_layer_fraction
         self.prunings, self.pruning_steps, self.reuse, self.when_full = prunings, pruning_steps, reuse, when_full
         self.least_free = LEAST_FREE[reuse] if least_free is None else least_free
         self._supermask: Supermask | None = None
@@ -155,19 +300,6 @@ class EfficientPackNet(Packing):
         masks = self._supermask.chosen()
         self._let_go()
         self.nets.pack_chosen(masks, self._sample(data, validation))
-
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The scores of a mask too, if one is learned."""
-        tensors, data = super().ongoing()
-        if self._supermask is not None:
-            tensors |= {f"scores/{name}": tensor for name, tensor in self._supermask.state().items()}
-        return tensors, data
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """The same."""
-        super().go_on(tensors, data)
-        if self._supermask is not None:
-            self._supermask.load_state(below("scores", tensors))
 
     def give_up(self) -> None:
         """Leave the task in hand; its scores are forgotten."""
@@ -233,16 +365,11 @@ class EfficientPackNet(Packing):
             used = Masks({n: ~mask if n == self.output else torch.zeros_like(mask) for n, mask in free.items()})
             return self._capped(chosen, scores) | used
         masks = self.nets.masks.complete(top_k_masks(scores, 1 - kept, self.distribution))
-        return (
-            masks
-            if self.option(EfficientPackNet, "share") == 1
-            else self._capped(masks & free, scores) | (masks - free)
-        )
+        return masks if self.max_layer_fraction == 1 else self._capped(masks & free, scores) | (masks - free)
 
     def _capped(self, own: Masks, scores: Weights) -> Masks:
         """No more weights of a layer than the share of one task; the largest stay."""
-        share = self.option(EfficientPackNet, "share")
-        most = {n: math.ceil(share * mask.numel()) for n, mask in own.items()}
+        most = {n: math.ceil(self.max_layer_fraction * mask.numel()) for n, mask in own.items()}
         over = {n for n, mask in own.items() if count(mask) > most[n]}
         return Masks({n: top_k(scores[n].masked_fill(~m, -1), most[n]) if n in over else m for n, m in own.items()})
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from powerprop.continual import STRATEGIES, Classification, Scenario, Strategy, accuracy_on
+from powerprop.continual.combine import having
 from powerprop_paper import data, models
 from powerprop_paper.experiments.baselines.protocol import (
     HEADS,
@@ -76,7 +77,8 @@ def make_learner(
     options = {
         "steps": plan.steps, "batch_size": protocol.batch, "seed": seed, "alpha": alpha, "rate": "paper",
         "objective": Classification("stream", among=protocol.among) if outputs == STREAM else Classification(),
-        "heads": "heads" if outputs == HEADS else None, "carry": protocol.carry and STRATEGIES[strategy].carries, **own,
+        "heads": "heads" if outputs == HEADS else None,
+        "carry": protocol.carry and not having(STRATEGIES[strategy], "starts anew"), **own,
     }  # fmt: skip
     return STRATEGIES[strategy](build(cfg, strategy, outputs, images.classes, seed).to(device), optimizer, **options)
 

@@ -8,7 +8,9 @@ from inspect import signature
 from typing import Any, Literal
 
 from powerprop.continual import STRATEGIES, Scenario, Strategy
+from powerprop.continual.combine import all_arguments
 from powerprop_paper.experiments.baselines.published import CLASS, DOMAIN, TASK
+from powerprop_paper.experiments.baselines.published_settings import SETTINGS
 
 HEADS, SHARED, STREAM = "heads", "shared", "stream"
 """Outputs of a network: a head for each task; one output layer for the classes of any task; one for all classes."""
@@ -79,7 +81,7 @@ TASK_GIVEN_ONLY = {"HAT"}
 NEEDS_PIXELS = {"DGR", "RtF"}
 """Methods that generate pixels in [0, 1] with fully connected networks: they have no row where images are in colour."""
 TRAINING = ("optimizer", "lr", "batch_size", "epochs", "steps", "reference")
-"""Entries of a method's PUBLISHED that are no arguments of it: here the benchmark's protocol decides on them."""
+"""Published settings that are no arguments of a method: here the benchmark's protocol decides on them."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def outputs_of(benchmark: str, name: str, scenarios: tuple[Scenario, ...]) -> di
 
 def arguments(benchmark: str, name: str, scenario: Scenario, plan: Plan, economy: bool) -> dict[str, Any]:
     """What a method is made with: its published settings, what follows from the stream, and what saves time."""
-    known = getattr(STRATEGIES[name], "PUBLISHED", {})
+    known = SETTINGS.get(name, {})
     found = known.get(f"{benchmark}/{scenario}", known.get(benchmark, {}))
     settings = {key: value for key, value in found.items() if key not in TRAINING}
     stream = OF_THE_STREAM[name](plan) if name in OF_THE_STREAM else {}
@@ -173,4 +175,4 @@ def strength_of(name: str, settings: Mapping[str, Any]) -> float:
 
 def all_options(kind: type[Strategy]) -> set[str]:
     """The arguments that a method has, with those of the classes that it is made of."""
-    return {name for each in kind.__mro__ for name in getattr(each, "OPTIONS", ())}
+    return set(all_arguments(kind))

@@ -2,23 +2,126 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, ClassVar, cast
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from powerprop.continual.generator import Autoencoder, Generator, check_autoencoder
-from powerprop.continual.now import Rehearsal
+from powerprop.continual.data import Source, to_device
 from powerprop.continual.objective import Classification, Elbo
-from powerprop.continual.ongoing import below
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.source import Source, to_device
-from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.saving import check_shapes
+from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, Strategy
 
-__all__ = ["DGR", "GenerativeReplay", "RtF"]
+__all__ = ["DGR", "VAE", "Autoencoder", "GenerativeReplay", "Generator", "RtF", "check_autoencoder", "vae"]
+
+
+class VAE(nn.Module):
+    """A fully connected variational autoencoder, its decoder the mirror image of its encoder.
+
+        encode(x) = (μ, log σ²) of q(z|x)        decode(z) = logits of p(x|z)
+
+    Images are flattened first.
+
+    sizes: widths of the encoder, the inputs first: [784, 400, 400].
+    latent: the width of z.
+    """
+
+    def __init__(self, sizes: Sequence[int], latent: int = 100) -> None:
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1 or latent < 1:
+            raise ValueError(f"sizes must be two or more positive widths and latent one, got {list(sizes)}, {latent}")
+        self.latent = latent
+        self.encoder = nn.Sequential(*(layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())))
+        self.code = nn.Linear(sizes[-1], 2 * latent)
+        back = pairwise([latent, *reversed(sizes)])
+        self.decoder = nn.Sequential(*[layer for pair in back for layer in (nn.Linear(*pair), nn.ReLU())][:-1])
+
+    def features(self, x: Tensor) -> Tensor:
+        """The last hidden layer of the encoder."""
+        return self.encoder(x.flatten(1))  # type: ignore[no-any-return]
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """μ and log σ² of every input."""
+        mean, log_variance = self.code(self.features(x)).chunk(2, 1)
+        return mean, log_variance
+
+    def decode(self, z: Tensor) -> Tensor:
+        """The logits of every pixel."""
+        return self.decoder(z)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def vae(sizes: Sequence[int], latent: int = 100, *, generator: torch.Generator | None = None) -> VAE:
+    """One of the given widths, inputs first, with Gaussian Glorot weights: vae([784, 400, 400])."""
+    with torch.device("meta"):
+        net = VAE(sizes, latent)
+    net = net.to_empty(device="cpu")
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.normal_(0.0, math.sqrt(2 / (layer.in_features + layer.out_features)), generator=generator)
+            layer.bias.zero_()
+    return net
+
+
+class Autoencoder(Protocol):
+    """A generator: `encode(x)` gives (μ, log σ²), `decode(z)` the logits of x, `latent` is the width of z."""
+
+    latent: int
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def decode(self, z: Tensor) -> Tensor: ...
+
+
+def check_autoencoder(name: str, net: nn.Module) -> None:
+    """An error with what a module lacks to be a generator."""
+    if missing := [verb for verb in ("encode", "decode", "latent") if not hasattr(net, verb)]:
+        text = f"{name} must have encode, decode and latent, but {type(net).__name__} has no {', '.join(missing)}"
+        raise TypeError(f"{text}; see powerprop.continual.generative_replay")
+
+
+class Generator:
+    """The generator of DGR as a part that is saved: given, or made as soon as the size of inputs is known."""
+
+    trained = True
+    """Steps change it, so that a task which diverges must be taken back."""
+
+    def __init__(self, hidden: Sequence[int], latent: int, net: nn.Module | None) -> None:
+        if net is not None:
+            check_autoencoder("vae", net)
+        self.hidden, self.latent, self.net, self.given = hidden, latent, net, net is not None
+        self.shape: tuple[int, ...] = ()
+
+    def fit_to(self, x: Tensor, generator: torch.Generator) -> None:
+        """Be there, for inputs like these."""
+        shape = tuple(x.shape[1:])
+        if self.shape and shape != self.shape:
+            raise ValueError(f"the generator makes inputs of shape {self.shape}, got {shape}")
+        self.shape = shape
+        if self.net is None:
+            self.net = self._made(generator)
+        self.net.to(x.device)
+
+    def _made(self, generator: torch.Generator | None) -> nn.Module:
+        return vae([torch.Size(self.shape).numel(), *self.hidden], self.latent, generator=generator)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its weights, and the shape of what it makes."""
+        return {} if self.net is None else dict(self.net.state_dict()), {"shape": list(self.shape)}
+
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """What `state` gave."""
+        self.shape = tuple(data["shape"])
+        if not self.given:
+            self.net = self._made(torch.Generator()) if tensors else None
+        check_shapes(tensors, {} if self.net is None else self.net.state_dict())
+        if self.net is not None:
+            self.net.load_state_dict(dict(tensors))
 
 
 class GenerativeReplay(Strategy):
@@ -33,9 +136,8 @@ class GenerativeReplay(Strategy):
     Further arguments are those of `Strategy`; the objective is `Classification`.
     """
 
-    once: ClassVar[bool] = True
-    fills_the_loss: ClassVar[bool] = True
-    OPTIONS: ClassVar[tuple[str, ...]] = ("replayed",)
+    traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss")
+    task_state: ClassVar[tuple[str, ...]] = ("before",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, replayed: int | None = None, **options: Any
@@ -59,15 +161,6 @@ class GenerativeReplay(Strategy):
         """The network of the tasks before labels what is replayed."""
         self.before = deepcopy(self.model).eval().requires_grad_(False) if self.current else None
         self.again = None
-
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The network of before."""
-        return {} if self.before is None else dict(self.before.state_dict()), {}
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """The same."""
-        if self.before is not None:
-            self.before.load_state_dict(tensors)
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The copy has done its work."""
@@ -99,7 +192,7 @@ class GenerativeReplay(Strategy):
             noise = torch.randn(mean.shape, generator=self.generator("noise")).to(mean)
             return generator.decode(mean + (0.5 * log_variance).exp() * noise), mean, log_variance
 
-        return Elbo().unsure(seen, x, None) / x[0].numel()
+        return Elbo().uncertainty(seen, x, None) / x[0].numel()
 
     def learn_to_generate(self, generator: Autoencoder) -> Tensor:
         """The generator's loss of a step, both batches in one pass: 1/t VAE(batch) + (1 - 1/t) VAE(replayed batch)."""
@@ -131,23 +224,7 @@ class DGR(GenerativeReplay):
     vae_lr: of its Adam.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("hidden", "latent", "vae_lr")
-    FIXED: ClassVar[tuple[str, ...]] = ("hidden", "latent")
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {
-            "hidden": (400, 400),
-            "latent": 100,
-            "vae_lr": 1e-3,
-            "reference": "van de Ven & Tolias, Three scenarios for continual learning, 2019",
-        },
-        "permuted-mnist": {
-            "hidden": (1000, 1000),
-            "latent": 100,
-            "vae_lr": 1e-4,
-            "reference": "van de Ven & Tolias, Three scenarios for continual learning, 2019",
-        },
-    }
-    """Van de Ven & Tolias, 2019: 2,000 and 5,000 steps a task, batches of 128 and as many replayed, the same rates."""
+    task_state: ClassVar[tuple[str, ...]] = ("vae_before", "vae_optimizer")
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, vae: nn.Module | None = None,
@@ -158,41 +235,19 @@ class DGR(GenerativeReplay):
         self.vae = Generator(self.hidden, latent, vae)
         self.parts["generator"] = self.vae
         self.vae_before: Autoencoder | None = None
+        self.vae_optimizer: Optimizer | None = None
 
     def begin_task(self) -> None:
         """Copies of both networks."""
         super().begin_task()
         net = self.vae.net
         self.vae_before = None if net is None or not self.current else cast(Autoencoder, deepcopy(net).eval())
-        self.vae_optimizer: Optimizer | None = None
+        self.vae_optimizer = None if net is None else self._adam()
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The copies have done their work."""
         super().end_task(data, validation, progress)
         self.vae_before = self.vae_optimizer = None
-
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The network of before, the generator of before, and the moments of the generator's own optimiser."""
-        tensors = {f"before/{name}": tensor for name, tensor in super().ongoing()[0].items()}
-        if self.vae_before is not None:
-            tensors |= {f"vae/{name}": tensor for name, tensor in cast(nn.Module, self.vae_before).state_dict().items()}
-        if self.vae_optimizer is not None:
-            states = self.vae_optimizer.state_dict()["state"]
-            tensors |= {f"adam/{n}/{key}": value for n, state in states.items() for key, value in state.items()}
-        return tensors, {}
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """The same."""
-        super().go_on(below("before", tensors), data)
-        if self.vae_before is not None:
-            cast(nn.Module, self.vae_before).load_state_dict(below("vae", tensors))
-        if moments := below("adam", tensors):
-            self.vae_optimizer = self._adam()
-            full, states = self.vae_optimizer.state_dict(), dict[int, dict[str, Tensor]]()
-            for name, value in moments.items():
-                number, _, key = name.partition("/")
-                states.setdefault(int(number), {})[key] = value
-            self.vae_optimizer.load_state_dict({**full, "state": states})
 
     def _adam(self) -> Optimizer:
         assert self.vae.net is not None
@@ -244,14 +299,7 @@ class RtF(GenerativeReplay):
     temperature: T.
     """
 
-    trains_beyond: ClassVar[bool] = True
-    OPTIONS: ClassVar[tuple[str, ...]] = ("temperature",)
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist": {"temperature": 2.0, "reference": "van de Ven & Tolias, Generative replay, 2018"},
-        "permuted-mnist": {"temperature": 2.0, "reference": "van de Ven & Tolias, Generative replay, 2018"},
-    }
-    """Van de Ven & Tolias, 2018: `replay_vae([784, 400, 400], 10)`, Adam with 1e-3, 2,000 steps; on permuted-MNIST 1000
-    units, Adam with 1e-4, 5,000 steps; batches of 128 and as many replayed."""
+    traits: ClassVar[tuple[str, ...]] = ("trains beyond",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, temperature: float = 2.0, **options: Any

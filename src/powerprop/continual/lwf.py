@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from powerprop.continual.data import Source, to_device
+from powerprop.continual.layers import AsTask
 from powerprop.continual.objective import Classification, Model
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.source import Source, to_device
-from powerprop.continual.strategy import Progress, Strategy
-from powerprop.continual.view import AsTask
+from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy
 
 __all__ = ["LwF", "distillation", "running_statistics_kept"]
 
@@ -47,25 +46,8 @@ class LwF(Strategy):
     Further arguments are those of `Strategy`; the objective must be a `Classification`.
     """
 
-    once: ClassVar[bool] = True
-    OPTIONS: ClassVar[tuple[str, ...]] = ("strength", "temperature")
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        **{
-            f"{benchmark}/{scenario}": {
-                "strength": 1.0,
-                "temperature": 2.0,
-                "reference": "van de Ven & Tolias, 2019, arXiv:1904.07734; the whole loss there is 1/t of this one",
-            }
-            for benchmark in ("split-mnist", "permuted-mnist")
-            for scenario in ("class-incremental", "domain-incremental", "task-incremental")
-        },
-        "split-mnist/class-incremental": {
-            "strength": 0.25,
-            "temperature": 2.0,
-            "reference": "Li & Hoiem, 2016, whose loss has no factor T², which van de Ven & Tolias add",
-        },
-    }
-    """With the factor T² nothing but the first of the five tasks is known in the end, see docs/methods/distill.md."""
+    traits: ClassVar[tuple[str, ...]] = ("once",)
+    task_state: ClassVar[tuple[str, ...]] = ("teacher",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 1.0,
@@ -117,23 +99,9 @@ class LwF(Strategy):
         numbers = dict.fromkeys(c for task in range(tasks) for c in self.objective.classes_of(task) or ())
         return outputs[:, list(numbers)]
 
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The old network."""
-        return {} if self.teacher is None else dict(self.teacher.state_dict()), {}
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """The same."""
-        if self.teacher is not None:
-            self.teacher.load_state_dict(tensors)
-
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The teacher goes."""
         self.teacher = None
-
-    def memory_bytes(self) -> int:
-        """The old network, while there is one."""
-        tensors = [] if self.teacher is None else [*self.teacher.parameters(), *self.teacher.buffers()]
-        return super().memory_bytes() + sum(t.numel() * t.element_size() for t in tensors)
 
 
 @contextmanager

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
-from powerprop.continual.fisher import Labels, check_information, check_labels, diagonal_fisher, sensitivity
+from powerprop.continual.data import Source
+from powerprop.continual.importance import Labels, check_information, check_labels, diagonal_fisher, sensitivity
 from powerprop.continual.layers import check_protect, protected
-from powerprop.continual.ongoing import below
-from powerprop.continual.optimiser import OptimizerFactory
-from powerprop.continual.source import Source
-from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.saving import below
+from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy
 
-__all__ = ["EWC", "MAS", "SI", "Held", "Laplace", "Quadratic"]
+__all__ = ["EWC", "MAS", "SI", "Importances", "Laplace", "Quadratic"]
 
 HSU = "Hsu et al., 2018, arXiv:1810.12488; their coefficient of Σ Ω (θ - θ*)² is half of strength"
 
@@ -42,7 +41,7 @@ class _Parabola(torch.autograd.Function):
         return (pull * (2 * slope)).to(ctx.dtype), None, None
 
 
-class Held:
+class Importances:
     """Importances Ω of the weights and the place θ* that they are held at: two numbers per weight, however many tasks.
 
     Nothing more is needed where every task has its own, because a sum of parabolas is a parabola,
@@ -91,8 +90,7 @@ class Quadratic(Strategy):
     Further arguments are those of `Strategy`.
     """
 
-    acts_on_weights: ClassVar[bool] = True
-    OPTIONS: ClassVar[tuple[str, ...]] = ("strength", "protect")
+    traits: ClassVar[tuple[str, ...]] = ("acts on weights",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float,
@@ -102,8 +100,8 @@ class Quadratic(Strategy):
         if not strength >= 0:
             raise ValueError(f"strength must not be negative, got {strength}")
         self.strength, self.protect = strength, check_protect(model, protect)
-        self.held = Held()
-        self.parts["held"] = self.held
+        self.consolidated = Importances()
+        self.parts["importances"] = self.consolidated
 
     @abstractmethod
     def importances(self, data: Source) -> dict[str, Tensor]:
@@ -111,22 +109,22 @@ class Quadratic(Strategy):
 
     def penalty(self) -> Tensor | None:
         """λ/2 Σ Ω (θ - θ*)²."""
-        distance = self.held.distance(self.weights())
+        distance = self.consolidated.distance(self.weights())
         return None if distance is None else 0.5 * self.option(Quadratic, "strength") * distance
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """Add the importances of the task."""
         found, weights = self.importances(data), self.weights()
-        self.held.follow(weights)
+        self.consolidated.follow(weights)
         with torch.no_grad():
             own = {name: each for name, each in found.items() if name in weights}
             self.hold(own, {name: weight.detach().clone() for name, weight in weights.items()})
 
     def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         """Ω += found, and all that matters is held where it is now."""
-        known = self.held.importance
+        known = self.consolidated.importance
         known |= {name: known[name] + new if name in known else new for name, new in found.items()}
-        self.held.anchor = {name: weights[name] for name in known}
+        self.consolidated.anchor = {name: weights[name] for name in known}
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters that are held, by name."""
@@ -138,7 +136,7 @@ class EWC(Quadratic):
 
         L(θ) + λ/2 Σ_t Σ_i F_ti (θ_i - θ*_ti)²,    F_t the diagonal Fisher information of task t at θ*_t
 
-    Every task pulls towards its own weights θ*_t. Their sum is kept in closed form, see `Held`.
+    Every task pulls towards its own weights θ*_t. Their sum is kept in closed form, see `Importances`.
 
     labels: which labels the Fisher information of a classifier is taken with, see `diagonal_fisher`.
     damping: δ, a part of the mean information of a parameter that each of its weights has on top, F + δ·mean(F). Where
@@ -146,16 +144,6 @@ class EWC(Quadratic):
         parabola lets the weights go far beyond where it holds; 0 is the published method.
     Further arguments are those of `Quadratic`.
     """
-
-    OPTIONS: ClassVar[tuple[str, ...]] = ("labels", "damping")
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist/class-incremental": {"strength": 1200.0, "labels": "predicted", "reference": HSU},
-        "split-mnist/domain-incremental": {"strength": 200.0, "labels": "predicted", "reference": HSU},
-        "split-mnist/task-incremental": {"strength": 200.0, "labels": "predicted", "reference": HSU},
-        "permuted-mnist/class-incremental": {"strength": 20.0, "labels": "predicted", "reference": HSU},
-        "permuted-mnist/domain-incremental": {"strength": 300.0, "labels": "predicted", "reference": HSU},
-        "permuted-mnist/task-incremental": {"strength": 1000.0, "labels": "predicted", "reference": HSU},
-    }
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 100.0,
@@ -179,7 +167,7 @@ class EWC(Quadratic):
 
     def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         """Ω += F and θ* += F/Ω (θ - θ*), where Ω is not zero: the mean of all tasks' weights."""
-        held = self.held
+        held = self.consolidated
         for name, fisher in found.items():
             importance = held.importance[name] = held.importance.get(name, torch.zeros_like(fisher)) + fisher
             share = torch.where(importance > 0, fisher / importance, 1.0).to(weights[name].dtype)
@@ -195,16 +183,6 @@ class Laplace(EWC):
     Further arguments are those of `EWC`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("decay",)
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist/class-incremental": {"strength": 200.0, "labels": "predicted", "reference": HSU},
-        "split-mnist/domain-incremental": {"strength": 1400.0, "labels": "predicted", "reference": HSU},
-        "split-mnist/task-incremental": {"strength": 800.0, "labels": "predicted", "reference": HSU},
-        "permuted-mnist/class-incremental": {"strength": 100.0, "labels": "predicted", "reference": HSU},
-        "permuted-mnist/domain-incremental": {"strength": 500.0, "labels": "predicted", "reference": HSU},
-        "permuted-mnist/task-incremental": {"strength": 1000.0, "labels": "predicted", "reference": HSU},
-    }
-
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, decay: float = 1.0, **options: Any
     ) -> None:
@@ -215,7 +193,7 @@ class Laplace(EWC):
 
     def hold(self, found: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         """Ω ← γΩ + F, held where the weights are now."""
-        for importance in self.held.importance.values():
+        for importance in self.consolidated.importance.values():
             importance.mul_(self.option(Laplace, "decay"))
         Quadratic.hold(self, found, weights)
 
@@ -228,21 +206,6 @@ class MAS(Quadratic):
     mean: take the mean of the squared outputs instead of their sum ‖f‖², so that the penalty does not grow with them.
     Further arguments are those of `Quadratic`.
     """
-
-    OPTIONS: ClassVar[tuple[str, ...]] = ("mean",)
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist/class-incremental": {"strength": 2.0, "mean": True, "reference": HSU},
-        "split-mnist/domain-incremental": {"strength": 20000.0, "mean": True, "reference": HSU},
-        "split-mnist/task-incremental": {"strength": 2.0, "mean": True, "reference": HSU},
-        "permuted-mnist/class-incremental": {
-            "strength": 0.006,
-            "mean": False,
-            "reference": f"{HSU}; with the sum of Aljundi et al., as a mean over outputs that become more fades",
-        },
-        "permuted-mnist/domain-incremental": {"strength": 0.2, "mean": True, "reference": HSU},
-        "permuted-mnist/task-incremental": {"strength": 0.02, "mean": True, "reference": HSU},
-    }
-    """They take the absolute value of means over batches of 128, which is smaller than the mean of absolute values."""
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 1.0, mean: bool = False,
@@ -270,15 +233,7 @@ class SI(Quadratic):
     Further arguments are those of `Quadratic`.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("xi",)
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "split-mnist/class-incremental": {"strength": 1200.0, "xi": 0.1, "reference": HSU},
-        "split-mnist/domain-incremental": {"strength": 6000.0, "xi": 0.1, "reference": HSU},
-        "split-mnist/task-incremental": {"strength": 600.0, "xi": 0.1, "reference": HSU},
-        "permuted-mnist/class-incremental": {"strength": 0.6, "xi": 0.1, "reference": HSU},
-        "permuted-mnist/domain-incremental": {"strength": 20.0, "xi": 0.1, "reference": HSU},
-        "permuted-mnist/task-incremental": {"strength": 2.0, "xi": 0.1, "reference": HSU},
-    }
+    task_state: ClassVar[tuple[str, ...]] = ("_path", "_start")
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 1.0, xi: float = 0.1,
@@ -317,16 +272,6 @@ class SI(Quadratic):
             path = self._path.setdefault(name, torch.zeros_like(before, dtype=wide))
             path.addcmul_(gradient, before.sub_(weights[name].detach()))
         self._before = {}
-
-    def ongoing(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The path so far, and where it began."""
-        parts = {"path": self._path, "start": self._start}
-        return {f"{kind}/{name}": t for kind, tensors in parts.items() for name, t in tensors.items()}, {}
-
-    def go_on(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """The same path."""
-        weights, (path, start) = self.weights(), (below(kind, tensors) for kind in ("path", "start"))
-        self._path, self._start = ({n: t.to(weights[n].device) for n, t in each.items()} for each in (path, start))
 
     def importances(self, data: Source) -> dict[str, Tensor]:
         """The part that each weight had in the fall of the loss, per squared distance."""

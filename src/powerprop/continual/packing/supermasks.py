@@ -8,27 +8,106 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from powerprop.continual.optimiser import OptimizerFactory, refuse_alpha
-from powerprop.continual.packing.bitmasks import BitMasks
-from powerprop.continual.packing.inferring import Inferring
-from powerprop.continual.packing.signature import Sample, Signatures
-from powerprop.continual.packing.subnets import Subnetworks
-from powerprop.continual.packing.supermask import straight_through
-from powerprop.continual.source import Source
-from powerprop.continual.strategy import Progress
+from powerprop.continual.data import Source
+from powerprop.continual.packing.subnetworks import InputStats, Sample, Subnetworks
+from powerprop.continual.packing.task_inference import SubnetworkStrategy
+from powerprop.continual.packing.task_masks import BitMasks
+from powerprop.continual.saving import Moments, below
+from powerprop.continual.strategy import OptimizerFactory, Progress, refuse_alpha
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
 from powerprop.sparsify.prune import top_k_masks
+from powerprop.weight import WeightState
 
-__all__ = ["SupSup", "Supermasks"]
+__all__ = ["SupSup", "Supermask", "Supermasks", "straight_through"]
+
+BEGUN_WITH = 0.1
+"""The fraction of the frozen weights that take part before the first step."""
+RATE = 0.01
+"""Adam's learning rate of the scores, which begin evenly in an interval of length 2."""
+
+
+class Supermask:
+    """Scores s of the frozen weights θ, learned in the place of weights (Wortsman et al. 2020, *SupSup*):
+
+        w = θ ⊙ M(s),    M(s) = 1 where s > 0,    ∂L/∂s := ∂L/∂w ⊙ θ
+
+    The gradient goes straight through the choice of the mask. The scores have an Adam of their own, which does not ask
+    how large the weights of a network are; every step of the learner's optimiser is one of theirs and a new mask.
+
+    nets: from now on they hold θ ⊙ M(s), until `let_go`.
+    among: the weights to choose from; no other takes part.
+    """
+
+    def __init__(self, nets: Subnetworks, among: Masks, generator: torch.Generator) -> None:
+        self.nets, self.among = nets, among
+        self.scores = {n: self._drawn(among[n], generator) for n in nets.masters}
+        fused = all(score.device.type in ("cpu", "cuda") for score in self.scores.values())  # one pass over the scores
+        self._adam = Adam(list(self.scores.values()), lr=RATE, fused=fused)
+        self._wear()
+        self._handles = [straight_through(m, self.scores[n], among[n]) for n, m in nets.masters.items()]
+        self._handles.append(nets.optimizer.register_step_post_hook(self._step))
+
+    def chosen(self) -> Masks:
+        """M(s)."""
+        return Masks({n: score.detach() > 0 for n, score in self.scores.items()})
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The scores, and what their Adam remembers of each."""
+        moments = Moments(self.scores, self._adam).state()[0]
+        return {n: s.detach() for n, s in self.scores.items()} | {f"adam/{n}": t for n, t in moments.items()}, {}
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """What `state` gave."""
+        for name, score in self.scores.items():
+            score.copy_(tensors[name])
+        Moments(self.scores, self._adam).load_state(below("adam", tensors), {})
+        self._wear()
+
+    def let_go(self) -> None:
+        """Steps of the learner's optimiser are no longer steps of the scores."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _drawn(self, among: Tensor, generator: torch.Generator) -> nn.Parameter:
+        drawn = torch.empty(among.shape, dtype=torch.float32).uniform_(
+            2 * BEGUN_WITH - 2, 2 * BEGUN_WITH, generator=generator
+        )
+        return nn.Parameter(drawn.to(among.device).masked_fill_(~among, -1.0))
+
+    def _step(self, *_: Any) -> None:
+        self._adam.step()
+        self._adam.zero_grad()
+        self._wear()
+
+    def _wear(self) -> None:
+        self.nets.optimizer.set_masks(self.chosen(), None)
+
+
+def straight_through(master: WeightState, score: nn.Parameter, among: Tensor | None = None) -> RemovableHandle:
+    """Every gradient of a weight makes one of its score, ∂L/∂s := ∂L/∂w ⊙ θ, until the handle is removed.
+
+    The weight is frozen: its θ of this moment is the one that counts. Scores of weights that are not among those to
+    choose from get none, and stay.
+    """
+    theta = master.theta() if among is None else master.theta() * among
+
+    def hook(weight: Tensor) -> None:
+        assert weight.grad is not None
+        score.grad = weight.grad * theta
+
+    handle: RemovableHandle = master.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return handle
+
 
 WORTSMAN = "Wortsman et al. 2020, and their code"
 
 
-class SupSup(Inferring):
+class SupSup(SubnetworkStrategy):
     """Supermasks in superposition (Wortsman et al. 2020): fixed random weights θ, a score s for each in every task.
 
         w = θ ⊙ M(s),    M(s) = 1 for the largest scores of a layer, or for s ≥ 0,    ∂L/∂s := ∂L/∂w ⊙ θ
@@ -46,17 +125,7 @@ class SupSup(Inferring):
     Further arguments are those of `Strategy`. α > 1 is refused: no weight is trained.
     """
 
-    once: ClassVar[bool] = True
-    fixed_weights: ClassVar[bool] = True
-    keeps_answers: ClassVar[bool] = True
-    carries: ClassVar[bool] = False
-    OPTIONS: ClassVar[tuple[str, ...]] = ("kept", "distribution", "weights")
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "permuted-mnist/domain-incremental": {"kept": None, "steps": 1000, "reference": WORTSMAN},
-        "split-cifar100/task-incremental": {"distribution": "erk", "batch_size": 128, "reference": WORTSMAN},
-    }
-    """250 permutations: RMSprop at 1e-4, width 1024, 500 outputs for ten classes. Split-CIFAR100: 20 tasks, Adam at
-    1e-3 for 100 epochs, ResNet-18 without affine norms, at several `kept`."""
+    traits: ClassVar[tuple[str, ...]] = ("once", "trains no weight", "keeps answers", "starts anew")
 
     def __init__(
         self,
@@ -80,12 +149,12 @@ class SupSup(Inferring):
         refuse_alpha(type(self), self.optimizer, None, reason)  # groups may have an alpha of their own
         self.kept, self.distribution, self.weights = kept, distribution, weights
         self.nets: Supermasks = Supermasks(model, self.optimizer, self.head_of, self.bound)
-        self.nets.signatures = Signatures(self.means)
-        self.parts["masks"] = self.nets
+        self.nets.stats = InputStats(self.means)
+        self.parts["masks"], self.freezer = self.nets, self.nets.freezer
         if weights == "signed":
             self._sign_weights()
         self.scores = {n: nn.Parameter(torch.zeros_like(m.param)) for n, m in self.nets.masters.items()}
-        self.parameters.add(list(self.scores.values()))
+        self.add_parameters(list(self.scores.values()))
         self._handles: list[RemovableHandle] = []
 
     @torch.no_grad()
@@ -150,7 +219,7 @@ class Supermasks(Subnetworks):
     def open(self, task: int, generator: torch.Generator, visible: Masks | None = None) -> None:
         """Nothing is trained but the head of the task; running statistics are taken from the first one."""
         self._follow()
-        self._holder.hold((), task)
+        self.freezer.hold((), task)
         if task == 0:
             own = [p for n, p in self.model.named_parameters() if self.head_of(n) != 0]
             self.optimizer.freeze(own)
@@ -161,18 +230,18 @@ class Supermasks(Subnetworks):
 
     def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Keep the mask of a new task."""
-        self.signatures.add(sample)
+        self.stats.add(sample)
         self.masks.add(masks)
         self.show(self.masks.tasks - 1)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Masks and signatures; the weights themselves are saved by the learner."""
-        return {**self.masks.state(), **self.signatures.state()}, {"tasks": self.masks.tasks}
+        return {**self.masks.state(), **self.stats.state()}, {"tasks": self.masks.tasks}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave, after the weights."""
         self._seen = ()
-        self.signatures.load_state(tensors)
+        self.stats.load_state(tensors, data["tasks"])
         self.masks.load_state(tensors, data["tasks"])
         if self.masks.tasks:
             self.show(self.masks.tasks - 1)

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from powerprop.continual.holding import Holder
+from powerprop.continual.data import Source, in_pieces, take_rows
+from powerprop.continual.freezing import SharedFreezer
 from powerprop.continual.layers import inputs_noted, joined, loose_layers, own_layers, patches, put, warn_of_loose
-from powerprop.continual.optimiser import OptimizerFactory, refuse_alpha
-from powerprop.continual.rows import in_pieces, take_rows
-from powerprop.continual.source import Source
-from powerprop.continual.strategy import Progress, Strategy
+from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy, refuse_alpha
 
 __all__ = ["GPM", "OWM", "Projection"]
 
@@ -55,10 +53,7 @@ class Projection(Strategy):
     α > 1 is refused: it multiplies each entry of a step by its own slope, which leads out of any subspace.
     """
 
-    once: ClassVar[bool] = True
-    rewrites: ClassVar[bool] = True
-    sees_layers: ClassVar[bool] = True
-    carries: ClassVar[bool] = False
+    traits: ClassVar[tuple[str, ...]] = ("once", "rewrites weights", "sees layers", "starts anew")
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
         reason = "a projected step does not stay in its subspace"
@@ -71,7 +66,7 @@ class Projection(Strategy):
             raise ValueError("the model has no linear or two-dimensional convolutional layer that tasks share")
         self.directions = Directions()
         self.parts["directions"] = self.directions
-        self._holder = Holder(model, self.optimizer, self.head_of)
+        self.freezer: SharedFreezer = SharedFreezer(model, self.optimizer, self.head_of)
         self._unprojected: dict[str, Tensor] = {}
         self._hook_up()
 
@@ -89,30 +84,19 @@ class Projection(Strategy):
 
     def begin_task(self) -> None:
         """Layers move in free directions, everything else stays; in the first task all is free."""
-        self._holder.hold(self._projected(), self.current)
+        self.freezer.hold(self._projected(), self.current)
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """What the layers see now is kept from now on; a layer that cannot be seen is held."""
         self._hold_loose(data)
         with torch.no_grad():
             self.learn_directions(data)
-        self._holder.hold(self._projected(), None)
-
-    def check_model(self) -> None:
-        """What is held must be what was learned."""
-        super().check_model()
-        self._holder.check_same()
-
-    def let_go(self) -> None:
-        """Another learner has the model."""
-        self._holder.let_go()
-        super().let_go()
+        self.freezer.hold(self._projected(), None)
 
     def settle(self) -> None:
         """A copy holds the same in its own model."""
         super().settle()
         self._hook_up()
-        self._holder.hold_again()
 
     def _hold_loose(self, data: Source) -> None:
         row = take_rows(next(data.in_order()), torch.zeros(1, dtype=torch.long))
@@ -164,18 +148,6 @@ class GPM(Projection):
     samples: so many inputs of a task, evenly spaced, stand for all of them; fewer than twice as many are taken.
     Further arguments are those of `Strategy`.
     """
-
-    OPTIONS: ClassVar[tuple[str, ...]] = ("threshold", "growth", "samples")
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "permuted-mnist/domain-incremental": {
-            "threshold": {"fc1": 0.95, "fc2": 0.99, "fc3": 0.99}, "growth": 0.0, "samples": 300, "batch_size": 10,
-            "reference": SAHA,
-        },
-        "split-cifar100/task-incremental": {
-            "threshold": 0.97, "growth": 0.003, "samples": 125, "batch_size": 64, "reference": SAHA,
-        },
-    }  # fmt: skip
-    """SGD at 0.01, for 5 epochs of 784-100-100-10 and at most 200 of AlexNet with a head per task; without biases."""
 
     def __init__(
         self,
@@ -241,13 +213,6 @@ class OWM(Projection):
     decay: λ, by which α falls in the course of a task's batches.
     Further arguments are those of `Strategy`; `batch_size` is also that of the means.
     """
-
-    OPTIONS: ClassVar[tuple[str, ...]] = ("ridge", "decay")
-    PUBLISHED: ClassVar[dict[str, dict[str, Any]]] = {
-        "disjoint-mnist/class-incremental": {"ridge": 0.9, "decay": 0.001, "batch_size": 40, "reference": ZENG},
-    }
-    """Ten tasks of one digit: SGD at 0.2 for 20 epochs of 784-800-10. Their code changes P with every batch of
-    training, and has 0.6 for the output layer."""
 
     def __init__(
         self,

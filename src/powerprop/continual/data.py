@@ -1,19 +1,85 @@
-"""The data of a task as batches: tensors, data sets and loaders behind one face."""
+"""The data of a task as batches: tensors, data sets and loaders behind one face, and rows of what they yield."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from powerprop.batches import Batches
-from powerprop.continual.rows import count_rows, take_rows
 
-__all__ = ["Missing", "Source", "to_device"]
+__all__ = [
+    "Missing",
+    "Source",
+    "all_tensors",
+    "count_rows",
+    "derived_seed",
+    "drawing_from",
+    "in_pieces",
+    "join_rows",
+    "number_of",
+    "take_rows",
+    "to_device",
+]
+
+
+def count_rows(batch: Any) -> int:
+    """How many inputs a batch has."""
+    while not isinstance(batch, Tensor):
+        if not isinstance(batch, (Mapping, tuple, list)) or not batch:
+            raise TypeError(f"expected batches of tensors with a row for every input, got {type(batch).__name__}")
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return len(batch)
+
+
+def take_rows(batch: Any, index: Tensor) -> Any:
+    """Some inputs of a batch; an index without a dimension is of one input, and may stand for several under `vmap`."""
+    if isinstance(batch, Tensor):
+        return batch.index_select(0, index.reshape(-1).to(batch.device)) if batch.ndim else batch
+    if isinstance(batch, Mapping):
+        return {key: take_rows(value, index) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(take_rows(part, index) for part in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(take_rows(part, index) for part in batch)
+    return batch
+
+
+def join_rows(batches: Sequence[Any]) -> Any:
+    """Batches of one form as one; parts that have no rows are those of the first."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches)) if first.ndim else first
+    if isinstance(first, Mapping):
+        return {key: join_rows([each[key] for each in batches]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(join_rows(parts) for parts in zip(*batches, strict=True)))
+    if isinstance(first, (tuple, list)):
+        return type(first)(join_rows(parts) for parts in zip(*batches, strict=True))
+    return first
+
+
+def in_pieces(batch: Any, size: int) -> Iterator[Any]:
+    """The same inputs in smaller batches."""
+    for index in torch.split(torch.arange(count_rows(batch)), size):
+        yield take_rows(batch, index)
+
+
+def all_tensors(answer: Any) -> Iterator[Tensor]:
+    """The tensors of an answer, however it is put together."""
+    if isinstance(answer, Tensor):
+        yield answer
+    elif isinstance(answer, (Mapping, tuple, list)):
+        for each in answer.values() if isinstance(answer, Mapping) else answer:
+            yield from all_tensors(each)
+
 
 IN_ORDER = 1000
 """Inputs of a batch when tensors are gone through in order."""
@@ -178,3 +244,31 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(to_device(part, device) for part in batch)
     return batch
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------
+
+PURPOSES = ("batches", "layers", "weights", "labels", "revived", "layers at the end")
+"""Purposes of a learner's random numbers that have kept their seeds; those of other names are derived from the name."""
+
+
+def number_of(purpose: str) -> int:
+    """Purposes as numbers: the known ones by their place, others by their name."""
+    return PURPOSES.index(purpose) if purpose in PURPOSES else zlib.crc32(purpose.encode())
+
+
+def derived_seed(seed: int, *parts: int) -> int:
+    """A seed for one purpose, such as the batches of task 17, so that it needs nothing that was drawn before it."""
+    return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def drawing_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Let layers that know torch's global generator only (dropout) draw from this seed, and put its state back."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the other devices too, for good
+        for each in devices:
+            with torch.cuda.device(each):
+                torch.cuda.manual_seed(seed)
+        yield

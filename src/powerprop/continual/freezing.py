@@ -10,10 +10,10 @@ from torch.utils.hooks import RemovableHandle
 
 from powerprop.optim import Powerprop
 
-__all__ = ["Holder"]
+__all__ = ["SharedFreezer"]
 
 
-class Holder:
+class SharedFreezer:
     """Holds biases, norms, embeddings, buffers and the heads of other tasks, whoever calls the optimiser's `step`.
 
     head_of: the task whose head a name is inside of, or None.

@@ -1,1 +1,0 @@
-"""Where one task ends and the next begins, when nobody tells."""
