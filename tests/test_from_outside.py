@@ -72,7 +72,6 @@ def test_a_sparsifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Decay(Strategy):
     """Let every task pull the weights of the one before a little towards zero: λ Σ |θ|."""
 
-    OPTIONS = ("strength",)
     look: ClassVar[tuple[str, str]] = ("azure", "*")
 
     def __init__(self, model: nn.Module, optimizer: Any, *, strength: float = 1e-4, **options: Any) -> None:
