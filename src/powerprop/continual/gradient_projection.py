@@ -18,8 +18,6 @@ from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy, r
 
 __all__ = ["GPM", "OWM", "Projection"]
 
-SAHA = "Saha et al. 2021, appendix, and their code"
-ZENG = "Zeng et al. 2019, and their code"
 PART = 256
 """Inputs that go through the network at a time."""
 

@@ -109,7 +109,6 @@ def put_gates(layers: Mapping[str, nn.Module], gate: Callable[[str], Tensor]) ->
 
 LARGEST = 6.0
 """Embeddings are kept within ±6, where the gradient of a sigmoid has not vanished."""
-SERRA = "Serrà et al. 2018, sections 3 and 4, and their code"
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 

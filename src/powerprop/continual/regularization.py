@@ -20,8 +20,6 @@ from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy
 
 __all__ = ["EWC", "MAS", "SI", "Importances", "Laplace", "Quadratic"]
 
-HSU = "Hsu et al., 2018, arXiv:1810.12488; their coefficient of Σ Ω (θ - θ*)² is half of strength"
-
 
 class _Parabola(torch.autograd.Function):
     """Σ Ω (θ - θ*)² and its gradient 2Ω(θ - θ*), in half of the passes over the weights that autograd would make."""

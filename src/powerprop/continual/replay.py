@@ -201,9 +201,6 @@ class FirstWeights:
         self.weights = dict(tensors)
 
 
-BUZZEGA = "Buzzega et al., Dark Experience for General Continual Learning, 2020, and their code"
-
-
 class DER(Replay):
     """Dark experience replay (Buzzega et al., NeurIPS 2020): the answers z of an example stay what they were.
 

@@ -104,9 +104,6 @@ def straight_through(master: WeightState, score: nn.Parameter, among: Tensor | N
     return handle
 
 
-WORTSMAN = "Wortsman et al. 2020, and their code"
-
-
 class SupSup(SubnetworkStrategy):
     """Supermasks in superposition (Wortsman et al. 2020): fixed random weights θ, a score s for each in every task.
 
