@@ -79,7 +79,7 @@ def load(optimizer: Wrapper, state: Mapping[str, Any]) -> None:
     sparsifier = _sparsifier_state(optimizer, found)
     wide = [m for n, m in masters.items() if (read[n][2] if n in read else m.kept) is not None]
     with _put_back_on_error(optimizer.base):
-        with _lent(wide):
+        with _fp32_copies(wide):
             optimizer.base.load_state_dict(_plain(optimizer, state))
         if optimizer.sparsify is not None:
             optimizer.sparsify.load_state_dict(sparsifier)
@@ -310,7 +310,7 @@ def _stripped(entry: Any) -> Any:
 
 
 @contextmanager
-def _lent(weights: list[WeightState]) -> Iterator[None]:
+def _fp32_copies(weights: list[WeightState]) -> Iterator[None]:
     """torch casts what it loads to the weight's precision; the moments of weights with θ are float32."""
     narrow = [w for w in weights if w.param.element_size() < 4]
     for weight in narrow:

@@ -36,7 +36,7 @@ def remove_dead_units(network: fx.GraphModule) -> dict[str, int]:
     """Shrink the layers of an annotated graph in place; returns how many units each of them lost."""
     own = _own_layers(network)
     removed: Counter[str] = Counter()
-    while True:  # a unit that is gone may leave others without readers or without inputs
+    while True:  # a unit that is gone may leave others without consumers or without inputs
         found = {
             str(node.target): _shrink(network, node, own)
             for node in network.graph.nodes
@@ -74,21 +74,21 @@ def _shrink(network: fx.GraphModule, node: fx.Node, own: set[str]) -> int:
     """Remove the dead units of one layer; one unit stays even if all are dead."""
     layer: Any = module_of(network, node)
     weight = layer.weight.detach()
-    readers = _Search(network, node, own, len(weight)).readers(node, [])
-    if not readers:
+    consumers = _Search(network, node, own, len(weight)).consumers(node, [])
+    if not consumers:
         return 0
     bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
-    values = [_through(network, bias, reader.between) for reader in readers]
+    values = [_through(network, bias, consumer.between) for consumer in consumers]
     constant = ~weight.flatten(1).any(1)
-    for reader, value in zip(readers, values, strict=True):
-        if reader.pads():  # a constant that is not zero ends at the border of the image
+    for consumer, value in zip(consumers, values, strict=True):
+        if consumer.pads():  # a constant that is not zero ends at the border of the image
             constant &= value == 0
-    dead = constant | ~torch.stack([reader.columns().any(2).any(0) for reader in readers]).any(0)
+    dead = constant | ~torch.stack([consumer.columns().any(2).any(0) for consumer in consumers]).any(0)
     if dead.all():
         dead[0] = False
     if dead.any():
-        for reader, value in zip(readers, values, strict=True):
-            _drop_columns(reader, value, dead)
+        for consumer, value in zip(consumers, values, strict=True):
+            _drop_columns(consumer, value, dead)
         _drop_units(layer, dead)
     return int(dead.sum())
 
@@ -97,7 +97,7 @@ def _shrink(network: fx.GraphModule, node: fx.Node, own: set[str]) -> int:
 
 
 @dataclass
-class _Reader:
+class _Consumer:
     """A layer that reads the units of another, each as `width` columns, after the nodes between them."""
 
     layer: Layer
@@ -123,18 +123,18 @@ class _Search:
     own: set[str]
     units: int
 
-    def readers(self, node: fx.Node, between: list[fx.Node]) -> list[_Reader] | None:
+    def consumers(self, node: fx.Node, between: list[fx.Node]) -> list[_Consumer] | None:
         """All layers that read the units; None if anything else reads them too."""
-        found: list[_Reader] = []
+        found: list[_Consumer] = []
         for user in node.users:
             layer = module_of(self.network, user)
-            more: list[_Reader] | None = None
+            more: list[_Consumer] | None = None
             if _is_layer(layer):
                 if str(user.target) in self.own and self._reads_units(node, layer):
                     width = 1 if isinstance(layer, _ConvNd) else layer.in_features // self.units
-                    more = [_Reader(layer, between, width)]
+                    more = [_Consumer(layer, between, width)]
             elif self._keeps_units_apart(node, user):
-                more = self.readers(user, [*between, user])
+                more = self.consumers(user, [*between, user])
             if more is None:
                 return None
             found += more
@@ -184,9 +184,9 @@ def _through(network: fx.GraphModule, values: Tensor, between: list[fx.Node]) ->
 # --- taking them out --------------------------------------------------------------------------------------------------
 
 
-def _drop_columns(reader: _Reader, value: Tensor, dead: Tensor) -> None:
+def _drop_columns(consumer: _Consumer, value: Tensor, dead: Tensor) -> None:
     """Take the columns of dead units out of a layer, and add what they contributed to its bias."""
-    layer, columns = reader.layer, reader.columns()
+    layer, columns = consumer.layer, consumer.columns()
     added = (columns[:, dead].sum(2).double() @ value[dead].double()).to(columns.dtype)
     if added.any():
         layer.bias = _parameter(added if layer.bias is None else layer.bias.detach() + added)
