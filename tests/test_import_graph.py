@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -83,6 +84,24 @@ def test_a_module_of_the_library_imports_nothing_of_the_paper(file: Path) -> Non
 def test_the_library_names_the_paper_s_package_where_it_looks_for_its_commands_alone() -> None:
     assert len(FILES) > 40
     assert [file.name for file in FILES if LATER in file.read_text(encoding="utf-8")] == ["cli.py"]
+
+
+FOLDERS = {"sparse", "sparsify", "export", "continual"}
+UPPER = {"__init__", "__main__", "cli", "commands", "flops"}
+"""Modules that put others together."""
+BELOW = {"core": {"sparse"}, "sparse": set(), "sparsify": set(), "export": {"sparse"}, "continual": {"sparsify"}}
+"""The folders that each part may import from, beside the core."""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_no_arrow_of_the_library_leads_up(file: Path) -> None:
+    first = file.relative_to(SOURCE).parts[0]
+    part = first if first in FOLDERS else first.removesuffix(".py")
+    if part in UPPER:
+        return
+    found = re.findall(r"^\s*(?:from|import) powerprop\.(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    allowed = BELOW.get(part, BELOW["core"]) | {part}
+    assert {name for name in found if name in FOLDERS | UPPER} <= allowed
 
 
 def without(blocked: set[str], code: str, folder: Path) -> subprocess.CompletedProcess[str]:
