@@ -56,8 +56,8 @@ class Leftmost(SET):
 def test_a_sparsifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sparse.METHODS, "leftmost", lambda **k: Leftmost(**{"interval": 7, **k}))
     for alpha in (1.0, 2.0):
-        sparsify_contract.test_asked_sparsity_and_exact_zeros("leftmost", alpha, "adamw")
-        sparsify_contract.test_resume_is_bit_identical("leftmost", alpha, "adam")
+        sparsify_contract.test_asked_sparsity_and_exact_zeros("leftmost", alpha)
+        sparsify_contract.test_resume_is_bit_identical("leftmost", alpha)
     for rows, name in ((SPARSIFIERS, "leftmost"), (METHODS, "leftmost"), (METHODS, "pp-leftmost")):
         monkeypatch.setitem(rows, name, None)  # gone afterwards
     add(Leftmost)

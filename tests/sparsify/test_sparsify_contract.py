@@ -18,7 +18,6 @@ from unseen import UNSEEN
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_alpha = pytest.mark.parametrize("alpha", [1.0, 2.0])
-every_base = pytest.mark.parametrize("base", ["momentum", "adam", "adamw"])
 
 
 def wanted(model: nn.Module, distribution: str, layers: dict[str, float] | None = None) -> dict[str, int]:
@@ -26,10 +25,15 @@ def wanted(model: nn.Module, distribution: str, layers: dict[str, float] | None 
     return layer_counts({n: named[n].shape for n in ("0.weight", "2.weight", "4.weight")}, 0.8, distribution, layers)
 
 
+def base_for(method: str, alpha: float) -> str:
+    """Every base optimiser with some methods and powers: all of all would take a minute."""
+    return ["momentum", "adam", "adamw"][([*METHODS].index(method) + (alpha > 1)) % 3]
+
+
 @every_method
 @every_alpha
-@every_base
-def test_asked_sparsity_and_exact_zeros(method: str, alpha: float, base: str) -> None:
+def test_asked_sparsity_and_exact_zeros(method: str, alpha: float) -> None:
+    base = base_for(method, alpha)
     model, optimizer = sparse(method, base, alpha)
     reached = 48 if method == "iterative" else 1
     for step in range(STEPS):
@@ -73,8 +77,8 @@ def test_every_distribution_and_layers_of_their_own(
 
 @every_method
 @every_alpha
-@every_base
-def test_resume_is_bit_identical(method: str, alpha: float, base: str) -> None:
+def test_resume_is_bit_identical(method: str, alpha: float) -> None:
+    base = base_for(method, alpha)
     options = {"steps": 130, "distribution": "erk"}
     model, optimizer = sparse(method, base, alpha, **options)
     train(model, optimizer, 31)
