@@ -154,7 +154,7 @@ def test_gpt_oneshot(tmp_path: Path, alphabet: Path) -> None:
     experiment = smoke(oneshot.EXPERIMENTS["gpt-oneshot"], alphabet)
     summary = run_smoke(experiment, tmp_path)
     shown = table(summary, "Nats against sparsity")
-    labels = ["AdamW", "AdamW, L1 penalty 0.1", "AdamW, weight decay 0.5", "Powerprop, α = 2"]
+    labels = ["AdamW", "Powerprop, α = 2", "AdamW, L1 penalty 0.1", "AdamW, weight decay 0.5"]
     assert [row["0"] for row in shown] == labels
     assert all(0 < row["80%"]["mean"] < 4 and row["80%"]["n"] == 2 for row in shown)
     by_criterion = table(summary, "Nats by criterion")

@@ -14,6 +14,7 @@ from torch.optim import AdamW, Optimizer
 
 from powerprop.eval_mode import evaluating
 from powerprop_paper import data, models
+from powerprop_paper.pages import seeds_in_words
 from powerprop_paper.run import Progress
 from powerprop_paper.settings import Count, Fraction, NonNegative, Positive, Range, Seeds, Settings
 from powerprop_paper.train import MetricsLog, Precision, fit, local_device
@@ -140,11 +141,10 @@ def size(cfg: LanguageSettings, width: int) -> str:
 def about(cfg: LanguageSettings, widths: tuple[int, ...]) -> str:
     """What was trained on what, for a reader."""
     sizes = " and ".join(size(cfg, width) for width in widths)
-    seeds = "one seed" if cfg.seeds == 1 else f"{cfg.seeds} seeds"
     passes = "" if cfg.precision == "float32" else f", passes in {cfg.precision}"
     return (
         f"A GPT of {cfg.depth} blocks with {sizes} weights, {cfg.context} {cfg.unit} of context, AdamW, {cfg.steps:,} "
-        f"steps of {cfg.batch} windows of `{Path(cfg.text).name}`, {seeds}{passes}. The head and the embeddings are "
-        f"not pruned. Choices are made on {cfg.validation:.0%} of the text; shown are nats per symbol on its last "
-        f"{cfg.test:.0%}, over windows that follow one another."
+        f"steps of {cfg.batch} windows of `{Path(cfg.text).name}`, {seeds_in_words(cfg.seeds)}{passes}. The head and "
+        f"the embeddings are not pruned. Choices are made on {cfg.validation:.0%} of the text; shown are nats per "
+        f"symbol on its last {cfg.test:.0%}, over windows that follow one another."
     )

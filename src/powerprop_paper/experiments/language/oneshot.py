@@ -86,9 +86,9 @@ class Config(LanguageSettings):
 
     @property
     def methods(self) -> list[Method]:
-        """The baseline, its rivals, and the powers."""
+        """The baseline, the powers, and the rivals of α = 1."""
         rivals = [Method(l1=each) for each in self.l1s] + [Method(decay=each) for each in self.decays]
-        return [Method(), *rivals, *(Method(alpha) for alpha in self.alphas if alpha > 1)]
+        return [*(Method(alpha) for alpha in sorted(self.alphas)), *rivals]
 
 
 POWERS = (1.0, 1.25, 1.5, 2.0, 3.0)
@@ -178,11 +178,10 @@ Rates = dict[tuple[int, Method], float]
 
 
 def jobs(rates: Iterable[tuple[tuple[int, Method], float]], seeds: int) -> list[dict[str, Any]]:
-    """The settings of networks from every seed."""
+    """The settings of networks, one seed of all after the other: a run that is stopped has comparisons."""
     return [
         {"width": width, **method._asdict(), "lr": lr, "seed": seed}
-        for (width, method), lr in rates
-        for seed in range(seeds)
+        for seed, ((width, method), lr) in product(range(seeds), rates)
     ]
 
 
