@@ -14,7 +14,6 @@ from torch.optim import AdamW, Optimizer
 
 from powerprop.eval_mode import evaluating
 from powerprop_paper import data, models
-from powerprop_paper.pages import seeds_in_words
 from powerprop_paper.run import Progress
 from powerprop_paper.settings import Count, Fraction, NonNegative, Positive, Range, Seeds, Settings
 from powerprop_paper.train import MetricsLog, Precision, fit, local_device
@@ -144,7 +143,7 @@ def about(cfg: LanguageSettings, widths: tuple[int, ...]) -> str:
     passes = "" if cfg.precision == "float32" else f", passes in {cfg.precision}"
     return (
         f"A GPT of {cfg.depth} blocks with {sizes} weights, {cfg.context} {cfg.unit} of context, AdamW, {cfg.steps:,} "
-        f"steps of {cfg.batch} windows of `{Path(cfg.text).name}`, {seeds_in_words(cfg.seeds)}{passes}. The head and "
+        f"steps of {cfg.batch} windows of `{Path(cfg.text).name}`, {cfg.runs}{passes}. The head and "
         f"the embeddings are not pruned. Choices are made on {cfg.validation:.0%} of the text; shown are nats per "
         f"symbol on its last {cfg.test:.0%}, over windows that follow one another."
     )
