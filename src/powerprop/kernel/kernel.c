@@ -124,7 +124,8 @@ typedef struct {
     float scale, limit; /* 1/ρ and the largest s² */
 } Rate;
 INLINE float matched(const Rate *rate, float square, float move) {
-    return move * rate->scale * (square > rate->limit ? rate->limit / square : 1);
+    float share = rate->limit / (square < TINY ? TINY : square);
+    return move * rate->scale * (share < 1 ? share : 1);
 }
 
 /* Nearly all lanes are near 0 in r: a series added to w is exact where the move is zero. The few others come after. */
@@ -144,7 +145,7 @@ INLINE void follow(const Rule *c, const Rate *rate, const float *restrict w, flo
 /* α = 2: no power at all */
 INLINE void follow_square(const Rate *rate, const float *restrict w, const float *restrict move, float *restrict x) {
     EACH {
-        float size = fmaxf(fabsf(w[i]), TINY), push = matched(rate, 4 * size, move[i]);
+        float size = between(TINY, fabsf(w[i]), INFINITY), push = matched(rate, 4 * size, move[i]);
         float r = 2 * with_sign_of(w[i], only(-(w[i] != 0), push)), y = 1 + r;
         float near = w[i] + w[i] * (r * (r + 2)), far = with_sign_of(w[i], size) * y * fabsf(y);
         x[i] = either(-(fabsf(r) <= 0.25f), near, far + (w[i] - w[i]));
