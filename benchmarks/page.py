@@ -34,6 +34,7 @@ import learning
 import masks
 import memory
 import packed
+import sparse_training
 import step
 import updates
 from growth import Growth
@@ -54,6 +55,9 @@ SECTIONS: dict[str, Callable[[bool], Measured]] = {
     "packed": packed.part,
     "inference": infer.part,
     "memory": memory.part,
+    **{f"sparse compute, {base}": partial(sparse_training.step_part, base) for base in sparse_training.BASES},
+    "sparse compute, wide": sparse_training.wide_part,
+    "sparse compute, memory": sparse_training.memory_part,
     **growth.MEASURES,
 }
 

@@ -9,7 +9,11 @@ import torch
 
 
 def best_times(
-    steps: Mapping[str, Callable[[], object]], rounds: int = 20, calls: int = 30, warm: int = 0
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int = 20,
+    calls: int = 30,
+    warm: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Seconds per call of each, the least over the rounds; every round times all of them one after the other.
 
@@ -17,6 +21,7 @@ def best_times(
 
     warm: calls before those that count: after the others had their turn, nothing of one's own is in the cache, as it is
         when one step follows another.
+    clock: that of the wall, or `time.thread_time`, for which programs beside this one hardly count.
     """
     torch.set_num_threads(1)
     best = dict.fromkeys(steps, float("inf"))
@@ -26,8 +31,8 @@ def best_times(
         for name, step in steps.items():
             for _ in range(warm):
                 step()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls):
                 step()
-            best[name] = min(best[name], (time.perf_counter() - start) / calls)
+            best[name] = min(best[name], (clock() - start) / calls)
     return best

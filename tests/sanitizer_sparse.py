@@ -18,6 +18,7 @@ from torch import Tensor
 
 from powerprop import kernel
 from powerprop.sparse import products
+from powerprop.sparse.moving import _above
 from powerprop.sparse.pattern import Pattern
 
 SIZES = [0, 1, 2, 3, 7, 16, 17, 33, 100]
@@ -46,10 +47,18 @@ def case(seed: int) -> str:
     found = results()
     with mock.patch.object(kernel, "_loaded", return_value=(None, "torch")):
         wanted = results()
+    searched(chance, draw)
     for a, b in zip(found, wanted, strict=True):
         assert a.shape == b.shape, (seed, a.shape, b.shape)
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), seed
     return "product"
+
+
+def searched(chance: random.Random, draw: torch.Generator) -> None:
+    """Where numbers reach a threshold, at the very end of memory too."""
+    numbers = torch.randn(chance.choice([0, 1, 15, 16, 17, 1000]), generator=draw).numpy().copy()
+    for threshold in (0.0, 1.0, 9.0):
+        assert np.array_equal(_above(numbers, threshold), np.flatnonzero(np.abs(numbers) >= threshold))
 
 
 def broken(chance: random.Random, pattern: Pattern) -> str:

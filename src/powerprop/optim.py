@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
@@ -30,6 +30,7 @@ from powerprop.moments import moments_of
 from powerprop.reparam import check_alpha
 from powerprop.saved import State, load, save
 from powerprop.select import Where, select
+from powerprop.sparse.moving import Regrowth
 from powerprop.update import power_update_
 from powerprop.weight import Frozen, WeightState, exchanging, masked, seeing, show
 
@@ -72,6 +73,12 @@ class Layout(Protocol):
 
     def dense(self) -> AbstractContextManager[None]:
         """Inside, all weights have the form that they have in an ordinary model."""
+
+    def gradient(self, name: str) -> Iterator[Tensor]:
+        """The gradient of all weights of a layer that holds some, in blocks of rows."""
+
+    def regrow(self, name: str, moved: Regrowth, values: Tensor | float) -> None:
+        """Let it hold others."""
 
 
 P = ParamSpec("P")

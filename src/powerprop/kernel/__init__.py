@@ -26,7 +26,7 @@ from torch.nn import Parameter
 if TYPE_CHECKING:
     from powerprop.update import Move
 
-__all__ = ["backend", "is_plain", "kth_smallest", "library", "loaded", "update"]
+__all__ = ["backend", "is_plain", "kth_smallest", "library", "loaded", "trim", "update"]
 
 _NAME = "libpowerprop.kernel.so"  # on every system; its dot keeps Python from taking it for a module
 _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
@@ -37,6 +37,8 @@ _CALLS: tuple[tuple[str, list[Any], Any], ...] = (
     ("kth", [_AT, _LONG, _LONG], ctypes.c_float),
     ("sparse_forward", [_BYTES, _BYTES, _AT, _AT, _AT, _AT, _LONG, _LONG, _INT, _INT], None),
     ("sparse_backward", [_BYTES, _BYTES, _BYTES, _AT, _AT, _AT, _AT, _AT, _LONG, _LONG, _INT], None),
+    ("sparse_above", [_AT, _LONG, ctypes.c_float, _AT], _LONG),
+    ("trim", [], None),
     ("sparse_transpose", [_BYTES, _BYTES, _LONG, _LONG, _LONG, _AT, _AT, _AT], _INT),
 )
 
@@ -84,6 +86,12 @@ def loaded() -> ctypes.CDLL:
     found = _loaded()[0]
     assert found is not None
     return found
+
+
+def trim() -> None:
+    """Give back to the system what the C library holds of memory that was let go."""
+    if (found := _loaded()[0]) is not None:
+        found.powerprop_trim()
 
 
 def kth_smallest(values: Tensor, k: int) -> float | None:

@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #ifdef POWERPROP_CLONES /* CMakeLists.txt has tried it */
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -156,4 +159,27 @@ int powerprop_sparse_transpose(const int32_t *ptr, const int32_t *index, int64_t
     memmove(turned_ptr + 1, turned_ptr, (size_t)columns * sizeof *turned_ptr);
     turned_ptr[0] = 0;
     return 0;
+}
+
+/* Where |x| is at least a threshold, which no NaN is; `out` has room for n. Returns how many places it found. */
+CLONES int64_t powerprop_sparse_above(const float *x, int64_t n, float threshold, int32_t *out) {
+    int64_t found = 0, i = 0;
+    for (; i < n; i += LANES) {
+        int64_t end = i + LANES < n ? i + LANES : n;
+        if (end - i == LANES) {
+            Bits above = (Bits)((Lanes)((Bits)load(x + i) & INT32_MAX) >= threshold);
+            int32_t any = 0;
+            for (int l = 0; l < LANES; l++) any |= above[l];
+            if (!any) continue;
+        }
+        for (int64_t j = i; j < end; j++) out[found] = (int32_t)j, found += (x[j] < 0 ? -x[j] : x[j]) >= threshold;
+    }
+    return found;
+}
+
+/* Memory that was let go and that the C library holds back goes to the system. */
+void powerprop_trim(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from powerprop import kernel
 from powerprop.moments import change_moments
 from powerprop.optim import Powerprop
 from powerprop.select import matches
 from powerprop.sparse.choice import Choice, Report, pays
 from powerprop.sparse.linear import Owner, Record, SparseLinear, densify
+from powerprop.sparse.moving import Regrowth, row_blocks
 from powerprop.sparse.pattern import Pattern
 from powerprop.weight import WeightState
 
@@ -64,7 +66,7 @@ class SparseCompute(Owner):
         self.layers = dict(_candidates(optimizer))
         self.hidden: dict[str, Tensor] = {}
         self.records: dict[str, Record] = {}
-        self.depth, self.loaded = 0, False
+        self.depth, self.loaded, self.begun = 0, False, False
         self.report = Report()
         if unknown := [p for p in layers or [] if not any(matches(n, [p]) for n in self.layers)]:
             raise ValueError(
@@ -81,10 +83,14 @@ class SparseCompute(Owner):
 
     @contextmanager
     def step(self, by_closure: bool) -> Iterator[None]:
-        """Around a step: one that may move masks meets the dense form, and so does a closure that it evaluates."""
-        due = getattr(self.optimizer.sparsify, "due", False)
+        """Around a step: one that may move masks meets the dense form, unless its method can do without."""
+        method = self.optimizer.sparsify
+        due = getattr(method, "due", False) and not moves_in_place(method)
         with self.dense(needs_gradients=not by_closure) if due else nullcontext():
             yield
+        if not self.begun:
+            self.begun = True
+            kernel.trim()
         if self.loaded:
             self.settle()
         self._listen()
@@ -169,7 +175,8 @@ class SparseCompute(Owner):
         if not alike:
             weight.active, weight.trainable = active, None if trainable is None or trainable.all() else trainable
         weight.pattern = pattern
-        SparseLinear.take(layer, pattern, weight.active, self).record = self.records.pop(name, None)
+        values = pattern.gather(param.detach())
+        SparseLinear.take(layer, pattern, values, weight.active, self).record = self.records.pop(name, None)
         param.grad = grad
 
     def _expand(self, name: str, layer: SparseLinear, needs_gradient: bool = False) -> None:
@@ -177,7 +184,8 @@ class SparseCompute(Owner):
         weight, param, pattern = self.optimizer.masters[name], layer.values, layer.pattern
         grad = param.grad
         if grad is not None:
-            grad = self._gradient(name, layer) if needs_gradient else pattern.scatter(grad)
+            noted = needs_gradient and layer.record is not None
+            grad = torch.cat(list(self.gradient(name))) if noted else pattern.scatter(grad)
         weight.sync()
         change_moments(self.optimizer.base, name, param, self.optimizer.moments, pattern.scatter)
         hidden = self.hidden.pop(name, None)
@@ -192,19 +200,38 @@ class SparseCompute(Owner):
         layer.fill(pattern.scatter(param.detach()))
         param.grad = grad
 
-    def _gradient(self, name: str, layer: SparseLinear) -> Tensor:
-        """The gradient of all weights where the method looks at it, else that of the pattern's."""
-        grad, record = layer.values.grad, layer.record
+    # --- what a method that moves masks in place asks for ---------------------------------------------------------
+
+    def gradient(self, name: str) -> Iterator[Tensor]:
+        """The gradient of all weights of a layer, some rows at a time."""
+        layer = self.layers[name]
+        assert isinstance(layer, SparseLinear)
+        grad, record, shape = layer.values.grad, layer.record, layer.pattern.shape
         assert grad is not None
-        if record is None or not (record.parts or grad.any()):
-            return layer.pattern.scatter(grad)
-        if not record.parts:
+        if record is not None and record.parts:
+            return record.gradient(shape)
+        if grad.any():
             raise RuntimeError(
                 f"{type(self.optimizer.sparsify).__name__} chooses weights by the gradient of all of them, but that of "
                 f"{name!r} was made before it was known to be asked for: call backward() after sparse_compute or "
                 "load_state_dict"
             )
-        return record.gradient()
+        return (grad.new_zeros(end - start, shape[1]) for start, end in row_blocks(shape))
+
+    def regrow(self, name: str, moved: Regrowth, values: Tensor | float) -> None:
+        """Take up a new pattern: who stays keeps what it has, who is grown gets these values and no memory."""
+        weight, layer = self.optimizer.masters[name], self.layers[name]
+        param = weight.param
+        change_moments(self.optimizer.base, name, param, self.optimizer.moments, moved.carried)
+        grad = None if param.grad is None else moved.carried(param.grad)
+        weight.pattern = moved.pattern
+        SparseLinear.take(layer, moved.pattern, moved.carried(param.detach(), values), None, self)
+        param.grad = grad
+
+
+def moves_in_place(method: object) -> bool:
+    """True if mask updates need no matrix of a layer; each class says so for itself, as subclasses may differ."""
+    return bool(vars(type(method)).get("moves_in_place")) and getattr(method, "pattern", None) is None
 
 
 # --- what can compute sparsely ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from layer to layer as [features, batch], seen by everybody else as the (batch, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from powerprop.sparse import products
+from powerprop.sparse.moving import row_blocks
 from powerprop.sparse.pattern import Pattern
 
 __all__ = ["Owner", "Record", "SparseLinear", "densify"]
@@ -48,10 +50,11 @@ class Record:
         self.pass_ = now
         self.parts.append((x, g))
 
-    def gradient(self) -> Tensor:
-        """∂L/∂W of all weights."""
+    def gradient(self, shape: tuple[int, int]) -> Iterator[Tensor]:
+        """∂L/∂W of all weights, some rows at a time."""
         xs, gs = zip(*self.parts, strict=True)
-        return torch.cat(gs, 1) @ torch.cat(xs, 1).t()
+        x, g = torch.cat(xs, 1).t(), torch.cat(gs, 1)
+        return (g[start:end] @ x for start, end in row_blocks(shape))
 
 
 class SparseLinear(nn.Linear):
@@ -118,11 +121,11 @@ class SparseLinear(nn.Linear):
         self.__class__ = nn.Linear  # type: ignore[assignment]
 
     @staticmethod
-    def take(layer: nn.Linear, pattern: Pattern, used: Tensor | None, owner: Owner) -> SparseLinear:
-        """Make an ordinary linear layer hold the weights of the pattern alone."""
-        put(cast(nn.Parameter, layer.weight), pattern.gather(layer.weight.detach()))
-        layer.__class__ = SparseLinear
+    def take(layer: nn.Linear, pattern: Pattern, values: Tensor, used: Tensor | None, owner: Owner) -> SparseLinear:
+        """Make a linear layer, or one of this kind, hold these weights alone."""
         made = cast(SparseLinear, layer)
+        put(cast(nn.Parameter, made._parameters["weight"]), values)
+        made.__class__ = SparseLinear
         made.pattern, made.owner, made.record = pattern, owner, None
         made.used = None if used is None else (Pattern.of(pattern.mask(used)), used.nonzero().squeeze(1))
         return made

@@ -53,12 +53,16 @@ class Pattern:
         """The entries of a matrix that are set."""
         if mask.dtype != torch.bool or mask.dim() != 2:
             raise ValueError(f"a pattern is made of a bool matrix, got {mask.dtype} of shape {tuple(mask.shape)}")
-        flat = places(mask).numpy()
-        counts = mask.sum(1).numpy() if mask.shape[1] else np.zeros(len(mask), "i8")
-        pointers = np.concatenate([[0], np.cumsum(counts)])
+        return cls.at_places((len(mask), mask.shape[1]), places(mask).numpy())
+
+    @classmethod
+    def at_places(cls, shape: tuple[int, int], flat: NDArray[np.int64]) -> Pattern:
+        """The entries with these flat indices, which rise."""
         if flat.size >= _LIMIT:
             raise ValueError(f"a pattern has fewer than 2³¹ weights, got {flat.size}")
-        return cls((len(mask), mask.shape[1]), pointers.astype("i4"), (flat % max(1, mask.shape[1])).astype("i4"))
+        ends = np.searchsorted(flat, shape[1] * np.arange(shape[0] + 1, dtype=np.int64))
+        rows = np.repeat(np.arange(shape[0], dtype=np.int64), np.diff(ends))
+        return cls(shape, ends.astype("i4"), (flat - rows * shape[1]).astype("i4"))
 
     def __reduce__(self) -> tuple[object, ...]:
         return Pattern, (self.shape, numbers(self.pointers), numbers(self.indices))

@@ -38,6 +38,7 @@ class DSR(SET):
     label: ClassVar[str] = "DSR"
     look: ClassVar[tuple[str, str]] = ("indigo", ">")
     redistributes: ClassVar[bool] = True
+    moves_in_place: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (*SET.STATE, "height")
 
     fraction: float | Schedule = 0.05
@@ -69,7 +70,7 @@ class DSR(SET):
         """The weights lost in all layers, shared out by the number of survivors."""
         lost = super().spread(optimizer, survivors)
         weight = {n: float(count(s)) for n, s in survivors.items()}
-        return self.within_groups(lost, weight, survivors)
+        return self.within_groups(optimizer, lost, weight, survivors)
 
 
 def _reaching(master: WeightState, height: float) -> Tensor:

@@ -7,8 +7,9 @@ unless α > 1: φ = 0 would never move, so it starts with the magnitude at which
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from powerprop.allocate import apportion
 from powerprop.mask_entries import count, places
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, StepOrFraction, cosine, step_of
+from powerprop.sparse.moving import regrow, row_blocks
 from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, step_count, top_among
 from powerprop.sparsify.pattern import fill
 from powerprop.weight import WeightState
@@ -41,6 +43,7 @@ class SET(Method):
     label: ClassVar[str] = "SET"
     look: ClassVar[tuple[str, str]] = ("maroon", "^")
     grows_at_random: ClassVar[bool] = True
+    moves_in_place: ClassVar[bool] = True
 
     interval: int = 100
     fraction: float | Schedule = 0.3
@@ -82,19 +85,31 @@ class SET(Method):
         return {n: _lost(optimizer.masters[n], mask) for n, mask in survivors.items()}
 
     def within_groups(
-        self, lost: Mapping[str, int], weights: Mapping[str, float], survivors: Mapping[str, Tensor]
+        self,
+        optimizer: Powerprop,
+        lost: Mapping[str, int],
+        weights: Mapping[str, float],
+        survivors: Mapping[str, Tensor],
     ) -> dict[str, int]:
         """Share out each group's lost weights among its own layers, so that the group's count stays exact."""
         counts: dict[str, int] = {}
         for group in self.groups or []:
             names = [n for n in group if n in survivors]
-            room = {n: survivors[n].numel() - count(survivors[n]) for n in names}
+            room = {n: optimizer.masters[n].numel - count(survivors[n]) for n in names}
             counts |= apportion(sum(lost[n] for n in names), {n: weights[n] for n in names}, room)
         return counts
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Whom to grow: the largest in magnitude; a grown weight has the opposite sign. Here at random."""
         return self.random(optimizer.masters[name].param, -1.0)
+
+    def growth_in_rows(self, optimizer: Powerprop, name: str) -> Iterator[Tensor]:
+        """The same for a layer that holds its active weights alone, some rows at a time."""
+        pattern = optimizer.masters[name].pattern
+        assert pattern is not None
+        return (
+            self.random(torch.empty(end - start, pattern.shape[1]), -1.0) for start, end in row_blocks(pattern.shape)
+        )
 
     def refill(self, kept: Tensor, against: Tensor, wanted: int, old: Tensor) -> Tensor:
         """The survivors and that many others; under a pattern each group gets back what it lost."""
@@ -133,26 +148,46 @@ class SET(Method):
             master.sync()
         survivors = self.drop(masters)
         counts = self.spread(optimizer, survivors)
-        settled = {n: self._grown(optimizer, n, kept, counts[n]) for n, kept in survivors.items()}
-        for name, (mask, grown, values) in settled.items():
-            set_mask(optimizer, name, mask)
-            if values is not None:
-                optimizer.masters[name].put(grown, values)
+        moves = [self._move(optimizer, n, kept, counts[n]) for n, kept in survivors.items()]
+        for move in moves:
+            move()
 
-    def _grown(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A layer's new mask, its grown weights, and their values unless these are zero."""
+    def _move(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> Callable[[], None]:
+        """What settles a layer's new mask and the values of its grown weights, unless these are zero."""
         master = optimizer.masters[name]
+        if master.pattern is not None:
+            return self._move_in_place(optimizer, name, kept, count)
         old = active(master)
         against = self.growth(optimizer, name)
         refuse_nan(name, against, "gradients")
         new = self.refill(kept, against, count, old)
         grown = new & ~old
         if master.alpha == 1:
-            return new, grown, None
-        size = grown_size(master, old, old & ~new)
-        signs = against.flatten().index_select(0, places(grown)).neg_()
-        wide = torch.promote_types(against.dtype, torch.float32)  # half precision would round a small size to zero
-        return new, grown, torch.full_like(signs, size, dtype=wide).copysign_(signs)
+            return partial(set_mask, optimizer, name, new)
+        values = _grown_values(master, old, old & ~new, against.flatten().index_select(0, places(grown)))
+
+        def settle() -> None:
+            set_mask(optimizer, name, new)
+            master.put(grown, values)
+
+        return settle
+
+    def _move_in_place(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> Callable[[], None]:
+        """The same where the active weights alone are held."""
+        master, layout = optimizer.masters[name], optimizer.compute
+        assert master.pattern is not None
+        assert layout is not None
+        moved = regrow(master.pattern, kept, self._refusing_nan(name, self.growth_in_rows(optimizer, name)), count)
+        if master.alpha == 1:
+            return partial(layout.regrow, name, moved, 0.0)
+        values = _grown_values(master, active(master), ~moved.stays, moved.against)
+        return partial(layout.regrow, name, moved, values)
+
+    def _refusing_nan(self, name: str, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
+        for block in blocks:
+            if block.sum().isnan():  # a sum is fast, and NaN goes through it
+                refuse_nan(name, torch.cat([block, *blocks]), "gradients")
+            yield block
 
 
 @dataclass(eq=False)
@@ -167,6 +202,7 @@ class RigL(SET):
     label: ClassVar[str] = "RigL"
     look: ClassVar[tuple[str, str]] = ("violet", "D")
     grows_at_random: ClassVar[bool] = False
+    moves_in_place: ClassVar[bool] = True
 
     def step_flops(self, active: float, trainable: float, dense: float) -> float:
         """One step in interval + 1 computes the gradient of all weights, to grow by."""
@@ -177,6 +213,11 @@ class RigL(SET):
         grad = optimizer.masters[name].param.grad
         assert grad is not None
         return grad
+
+    def growth_in_rows(self, optimizer: Powerprop, name: str) -> Iterator[Tensor]:
+        """From what the layer noted in the backward pass."""
+        assert optimizer.compute is not None
+        return optimizer.compute.gradient(name)
 
 
 @dataclass(eq=False)
@@ -251,7 +292,7 @@ class SNFS(SET):
         """The weights lost in all layers, shared out by mean |momentum|."""
         lost = super().spread(optimizer, survivors)
         weight = {n: _mean_size(self.momentum(optimizer, n), active(optimizer.masters[n])) for n in survivors}
-        return self.within_groups(lost, weight, survivors)
+        return self.within_groups(optimizer, lost, weight, survivors)
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Where the momentum is largest, downhill."""
@@ -279,8 +320,15 @@ def grown_size(master: WeightState, old: Tensor, lost: Tensor) -> float:
     found = _mean_size(weight, lost)
     if found == 0:
         alive = weight.flatten().index_select(0, places(old & (weight != 0)))
-        found = float(alive.abs().min()) if alive.numel() else max(1, weight[0].numel()) ** -0.5
+        inputs = weight[0].numel() if master.pattern is None else master.pattern.shape[1]
+        found = float(alive.abs().min()) if alive.numel() else max(1, inputs) ** -0.5
     return found
+
+
+def _grown_values(master: WeightState, old: Tensor, lost: Tensor, against: Tensor) -> Tensor:
+    """Grown weights have the size of the lost ones, and run downhill."""
+    wide = torch.promote_types(against.dtype, torch.float32)  # half precision would round a small size to zero
+    return torch.full_like(against, grown_size(master, old, lost), dtype=wide).copysign_(-against)
 
 
 def _mean_size(values: Tensor, mask: Tensor) -> float:
