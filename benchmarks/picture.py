@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 import powerprop as pp
 from powerprop.export.measure import best_times
-from powerprop.files import write_json
 from powerprop_paper import data
 from powerprop_paper.data import Batches
+from powerprop_paper.json_files import write_json
 from powerprop_paper.models import lenet_300_100
 from powerprop_paper.report import Curve, style
 from powerprop_paper.report.curve import draw

@@ -21,9 +21,9 @@ from powerprop.continual.saving import FORMAT as LEARNER
 from powerprop.continual.saving import state_of
 from powerprop.export.file import read as read_model
 from powerprop.export.file import write as write_model
-from powerprop.files import FileError, cause, naming, read_json, replacing, sweep, write_atomically
+from powerprop.files import FileError, cause, naming, read_tensors, replacing, sweep, write_atomically, write_tensors
 from powerprop.masks import Masks, pack
-from powerprop.tensorfiles import read_tensors, write_tensors
+from powerprop_paper.json_files import read_json
 from powerprop_paper.models import mlp
 from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 

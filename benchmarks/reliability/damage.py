@@ -8,8 +8,7 @@ import random
 import zipfile
 from collections.abc import Callable
 
-from powerprop.files import sha256
-from powerprop.tensorfiles import BLANK, KEY
+from powerprop.files import BLANK, KEY, sha256
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:

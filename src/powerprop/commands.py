@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from powerprop import export as exporting
 from powerprop.export.file import FORMAT, check_fits, encode, read, write
-from powerprop.files import FileError, write_atomically
+from powerprop.files import FileError, content_of, header_of, write_atomically
 from powerprop.mask_entries import count
 from powerprop.select import select
 from powerprop.sparsify.prune import top_k_masks
-from powerprop.tensorfiles import content_of, header_of
 
 __all__ = ["COMMANDS", "CommandError", "bench_model", "export", "inspect", "prune"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-__all__ = ["evaluating", "in_parts"]
+__all__ = ["evaluating"]
 
 
 @contextmanager
@@ -24,11 +23,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-@torch.no_grad()
-def in_parts(model: nn.Module, outputs: Callable[[Tensor], Tensor], x: Tensor, size: int = 1000) -> Tensor:
-    """outputs(x), some inputs at a time on the model's device, in evaluation mode."""
-    device = next(model.parameters()).device
-    with evaluating(model):
-        return torch.cat([outputs(part.to(device)) for part in torch.split(x, size)])

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-CHECKSUM = "checksum"
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+__all__ = [
+    "FileError", "cause", "content_of", "header_of", "naming", "read_tensors", "replacing", "sha256", "shape_of",
+    "sweep", "write_atomically", "write_tensors",
+]  # fmt: skip
+
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 """The names of the files that `replacing` writes to."""
 
@@ -69,44 +80,95 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
-def json_bytes(value: Any) -> bytes:
-    """Indented JSON; floats keep all their digits, NaN is refused."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
-    write_atomically(path, json_bytes(value))
-
-
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file; one that does not parse is an error that names the file."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not a JSON file: {error}") from None
-
-
-def write_sealed_json(path: str | Path, value: dict[str, Any]) -> None:
-    """Write a dictionary as JSON with a checksum of the rest in it."""
-    write_json(path, {**value, CHECKSUM: sha256(json_bytes(value))})
-
-
-def read_sealed_json(path: str | Path) -> dict[str, Any]:
-    """Read what `write_sealed_json` wrote; a damaged or edited file is an error that names it."""
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise FileError(f"{path} is damaged or edited: it has {found!r:.40}")
-    value = {name: part for name, part in found.items() if name != CHECKSUM}
-    try:
-        checksum = sha256(json_bytes(value))
-    except ValueError:  # NaN, which we do not write, or half of a surrogate pair
-        checksum = None
-    if checksum is None or found.get(CHECKSUM) != checksum:
-        raise FileError(f"{path} is damaged or edited: it does not have its checksum")
-    return value
-
-
 def sha256(content: bytes) -> str:
     """The checksum by which damaged and edited files are found out, in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+# --- tensors and plain data in one safetensors file with a checksum of all its bytes ----------------------------------
+
+
+KEY = "powerprop"
+"""The one entry of the header: the order of several is not fixed, and equal content must give equal bytes."""
+BLANK = "0" * 64
+"""Stands where the checksum comes to stand while it is computed."""
+PREFIX = 8
+"""Bytes of a safetensors file that tell the length of its header."""
+SHOWN = 1000
+"""Characters of an error that are repeated: what is wrong with a file may be as long as the file."""
+WRONG = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
+"""What content of another kind than was expected leads to, sooner or later."""
+
+
+def write_tensors(path: str | Path, format: str, tensors: Mapping[str, Tensor], data: Any = None) -> None:
+    """Write tensors and plain data, whole or not at all; equal content gives equal bytes.
+
+    format: names what the file is; `read_tensors` asks for it.
+    """
+    content = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    entry = {"checksum": BLANK, "format": format, "data": data}
+    blank = to_safetensors(content, {KEY: json.dumps(entry, allow_nan=False)})
+    write_atomically(path, blank.replace(BLANK.encode(), sha256(blank).encode(), 1))
+
+
+def read_tensors(path: str | Path, format: str) -> tuple[dict[str, Tensor], Any]:
+    """Read what `write_tensors` wrote, onto the CPU.
+
+    A truncated, damaged or foreign file is a `FileError` that names it.
+    """
+    content = Path(path).read_bytes()
+    entry = header_of(path, content)
+    if entry.get("format") != format:
+        raise FileError(f"{path}: expected a file of format {format!r}, got {entry.get('format')!r}")
+    checksum = entry.get("checksum")
+    blank = content.replace(str(checksum).encode(), BLANK.encode(), 1)
+    if sha256(blank) != checksum:
+        raise FileError(f"{path} is damaged: its content does not have the checksum in its header")
+    try:
+        return from_safetensors(content), entry["data"]
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise FileError(f"{path}: not a complete safetensors file ({error})") from None
+
+
+@contextmanager
+def content_of(path: str | Path, expected: str = "a complete safetensors file of powerprop") -> Iterator[None]:
+    """Whatever is wrong with the content of a file is an error of one line that names the file."""
+    try:
+        yield
+    except WRONG as error:
+        if isinstance(error, FileError) and str(error).startswith(str(path)):
+            raise
+        missing = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        text = " ".join(missing.split())[:SHOWN]
+        raise FileError(f"{path}: not {expected} ({text})") from None
+
+
+def shape_of(found: Any) -> tuple[int, ...]:
+    """A shape as a file declares it: a list of sizes, small enough for a tensor to have it."""
+    if not (isinstance(found, list) and all(type(size) is int and 0 <= size < 2**63 for size in found)):
+        raise ValueError(f"a shape must be a list of sizes, got {found!s:.80}")
+    if math.prod(max(1, size) for size in found) >= 2**63:
+        raise ValueError(f"no tensor has the shape {found!s:.80}")
+    return tuple(found)
+
+
+def header_of(path: str | Path, content: bytes) -> dict[str, Any]:
+    """What the header says of the file as a whole; empty if it is a safetensors file of somebody else."""
+    size = int.from_bytes(content[:PREFIX], "little")
+    try:
+        if len(content) < PREFIX + size:
+            raise ValueError(f"it has {len(content)} bytes, its header alone {size}")
+        header = json.loads(content[PREFIX : PREFIX + size])
+        entry = json.loads(header.get("__metadata__", {}).get(KEY, "{}"))
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise FileError(f"{path}: not a complete safetensors file ({error})") from None
+    return entry if isinstance(entry, dict) else {}

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from powerprop.files import content_of, read_tensors, shape_of, write_tensors
 from powerprop.mask_entries import count
 from powerprop.select import Where, select
-from powerprop.tensorfiles import content_of, read_tensors, shape_of, write_tensors
 
 __all__ = ["Masks", "pack", "unpack"]
 

@@ -15,10 +15,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from powerprop.files import FileError, read_json, write_atomically
+from powerprop.files import FileError, write_atomically
 from powerprop_paper.cli import PRESET, Options, own_folder, preset_of, run_experiment
 from powerprop_paper.display import print_table, say
 from powerprop_paper.experiments.catalogue import FAMILIES, find
+from powerprop_paper.json_files import read_json
 from powerprop_paper.pages import Figure, Page, Section, data_of, write_page
 from powerprop_paper.report import Column, Image, Mean, Table, palette, style
 from powerprop_paper.report.page import index, write_docs

@@ -26,7 +26,8 @@ import numpy
 import torch
 
 import powerprop
-from powerprop.files import TEMPORARY, FileError, read_json, read_sealed_json, sha256, sweep, write_sealed_json
+from powerprop.files import TEMPORARY, FileError, sha256, sweep
+from powerprop_paper.json_files import read_json, read_sealed_json, write_sealed_json
 
 CONFIG, LOCK, JOBS, ROW, BEGUN, TIMES = "config.json", ".lock", "jobs", "row.json", "begun.json", "times.json"
 LAYOUT = 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from powerprop.files import FileError, sha256, sweep, write_json, write_sealed_json
+from powerprop.files import FileError, sha256, sweep
 from powerprop_paper.data import DataCorrupt
 from powerprop_paper.display import Display, display_for, say
 from powerprop_paper.folder import (
@@ -41,6 +41,7 @@ from powerprop_paper.folder import (
     versions,
     write_row,
 )
+from powerprop_paper.json_files import write_json, write_sealed_json
 from powerprop_paper.pool import Failure, Outcome, Progress, Work, default_workers, run_all
 from powerprop_paper.report import Mean
 from powerprop_paper.train.distributed import Ranks, current_ranks, is_main

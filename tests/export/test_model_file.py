@@ -21,8 +21,7 @@ from torch import Tensor, nn
 import powerprop as pp
 from powerprop.export import file
 from powerprop.export.file import decode, encode, from_gaps, read, to_gaps
-from powerprop.files import FileError
-from powerprop.tensorfiles import write_tensors
+from powerprop.files import FileError, write_tensors
 from powerprop_paper.models import lenet_300_100, mlp, resnet20
 from test_files import BYTES, DEEP, SHAPES, refused
 

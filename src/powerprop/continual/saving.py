@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from powerprop.continual.combine import all_arguments, call_hooks
 from powerprop.continual.objective import OBJECTIVES, Objective
+from powerprop.files import read_tensors, write_tensors
 from powerprop.masks import Masks, pack, unpack
 from powerprop.optim import Powerprop
-from powerprop.tensorfiles import read_tensors, write_tensors
 
 __all__ = [
     "Moments", "below", "load_named", "made_objective", "of_kind", "put_back", "read_learner", "snapshot", "state_of",

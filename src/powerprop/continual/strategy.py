@@ -24,9 +24,9 @@ from powerprop.continual.layers import AsTask
 from powerprop.continual.objective import Classification, Model, Objective, as_objective
 from powerprop.continual.task import Task
 from powerprop.eval_mode import evaluating
+from powerprop.files import content_of
 from powerprop.optim import Powerprop, Rate
 from powerprop.select import Where
-from powerprop.tensorfiles import content_of
 from powerprop.training import LossTally, NonFiniteError, Rates
 
 __all__ = [

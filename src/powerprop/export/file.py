@@ -4,7 +4,7 @@
     gaps:  one byte per value, the number of zeros before it; 255 means 255 zeros and no value yet
 
 Gaps are smaller where less than one weight in eight is left. The zeros after the last value have bytes too, so that a
-few bytes cannot declare a tensor of any size. The file is one of `tensorfiles`, safetensors with a checksum.
+few bytes cannot declare a tensor of any size. The file is safetensors with a checksum of all its bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from powerprop.export.exported import Exported, Plan
 from powerprop.export.measure import sparse
-from powerprop.files import FileError
+from powerprop.files import FileError, content_of, read_tensors, shape_of, write_tensors
 from powerprop.mask_entries import count
 from powerprop.masks import pack, unpack
-from powerprop.tensorfiles import content_of, read_tensors, shape_of, write_tensors
 
 __all__ = ["FORMAT", "Content", "Sizes", "TensorSize", "check_fits", "encode", "load", "read", "save", "write"]
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from powerprop.files import read_json, write_atomically
+from powerprop.files import write_atomically
+from powerprop_paper.json_files import read_json
 from powerprop_paper.report.table import Table
 
 Summary = Mapping[str, Any]

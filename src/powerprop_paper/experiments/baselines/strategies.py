@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
 from powerprop.continual import SCENARIOS, STRATEGIES, Accuracies, Scenario, learn_stream
-from powerprop.files import write_json
 from powerprop_paper import data
 from powerprop_paper.experiments.baselines.learners import (
     group_accuracy,
@@ -38,6 +37,7 @@ from powerprop_paper.experiments.baselines.protocol import (
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, PUBLISHED
 from powerprop_paper.experiments.baselines.published import Value as Published
 from powerprop_paper.folder import TIMES, advice, read_times
+from powerprop_paper.json_files import write_json
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Mean, Point, scatter
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run
