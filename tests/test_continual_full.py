@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from powerprop.continual import INFERENCES, EfficientPackNet, Strategy, entropy_gradient, infer, load_learner
-from powerprop.continual.packing.supermasks import Supermask
+from powerprop.continual.packing.supermasks import FrozenSupermask
 from powerprop.continual.packing.task_masks import TaskMasks
 from tasks import both_alphas, every_optimizer, learner, toy_model, toy_task
 
@@ -155,7 +155,7 @@ def test_the_gradient_goes_straight_through() -> None:
     x, y = toy_task(2).train()
     ours.begin(toy_task(2), steps=1)
     supermask = ours._supermask
-    assert isinstance(supermask, Supermask)
+    assert isinstance(supermask, FrozenSupermask)
     worn = ours.model.get_parameter("fc1.weight").detach()
     theta, chosen = ours.nets.theta()["fc1.weight"], supermask.chosen()["fc1.weight"]
     assert torch.equal(worn, torch.where(chosen, theta, 0.0))

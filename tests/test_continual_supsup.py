@@ -23,7 +23,7 @@ def test_the_gradient_goes_straight_through() -> None:
     ours.begin(0)
     score = ours.scores["0.weight"]
     score.detach().copy_(torch.tensor([[0.3, 0.2, 0.1, 0.0]]))
-    ours._wear()
+    ours._supermask.put_on()
     assert model[0].weight.tolist() == [[1.0, -2.0, 0.0, 0.0]]
     ours.step(model(torch.tensor([[0.0, 0.0, -1.0, 0.0]])).sum())  # ∂L/∂w = (0, 0, -1, 0), ∂L/∂s = -3
     torch.testing.assert_close(score.detach(), torch.tensor([[0.3, 0.2, 3.1, 0.0]]))

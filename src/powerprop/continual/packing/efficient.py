@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from powerprop.continual.data import Source, count_rows
 from powerprop.continual.packing.packnet import NEARLY_FULL, Packing
 from powerprop.continual.packing.subnetworks import Weights
-from powerprop.continual.packing.supermasks import Supermask
+from powerprop.continual.packing.supermasks import FrozenSupermask
 from powerprop.continual.strategy import OptimizerFactory, Progress
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
@@ -202,8 +202,8 @@ class EfficientPackNet(Packing):
     output: name of the output layer's weight; by default the last one, if it is shared. Heads are no part of it.
     max_layer_fraction: of a layer's weights that one task may take for itself at most; with T tasks to come, 1/T.
     when_full: what a task does that begins when too little of a layer is free, the output layer apart. "masks" learns
-        which of the frozen weights to use and trains none (`Supermask`), so that a sequence never has to end; such a
-        task costs one bit for each weight. "train" goes on with what is free, as the paper does; "error" refuses.
+        which of the frozen weights to use and trains none (`FrozenSupermask`), so that a sequence never has to end;
+        such a task costs one bit for each weight. "train" goes on with what is free, as in the paper; "error" refuses.
     least_free: the fraction of a layer that must be free for a task to be trained; by default 1%, and 10% with
         `reuse="output"`, where the free weights alone must carry a task while it is trained.
     Further arguments are those of `Packing`.
@@ -253,7 +253,7 @@ class EfficientPackNet(Packing):
         self.max_layer_fraction = max_layer_fraction
         self.prunings, self.pruning_steps, self.reuse, self.when_full = prunings, pruning_steps, reuse, when_full
         self.least_free = LEAST_FREE[reuse] if least_free is None else least_free
-        self._supermask: Supermask | None = None
+        self._supermask: FrozenSupermask | None = None
         self.grid = check_grid(grid if grid is not None else GRID if reuse == "all" else FINE)
         self.output = self._output(output)
         self.tolerated, self.evaluations = gamma or 1.0, 0
@@ -279,7 +279,7 @@ class EfficientPackNet(Packing):
             warnings.warn(f"{text}; from now on a task learns a mask over the frozen ones, and no weight", stacklevel=2)
         self._chosen = self._dense = None
         self.nets.open_frozen(self.current)
-        self._supermask = Supermask(self.nets, ~self.nets.masks.free(), self.generator("scores"))
+        self._supermask = FrozenSupermask(self.nets, ~self.nets.masks.free(), self.generator("scores"))
 
     def prune(self, data: Any = None, validation: Any = None) -> None:
         """Choose the weights of the task in hand; a task that learns a mask does nothing else all the time."""

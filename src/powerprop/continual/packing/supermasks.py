@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,9 +20,8 @@ from powerprop.continual.strategy import OptimizerFactory, Progress, refuse_alph
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
 from powerprop.sparsify.prune import top_k_masks
-from powerprop.weight import WeightState
 
-__all__ = ["SupSup", "Supermask", "Supermasks", "straight_through"]
+__all__ = ["FrozenSupermask", "SupSup", "Supermask", "Supermasks"]
 
 BEGUN_WITH = 0.1
 """The fraction of the frozen weights that take part before the first step."""
@@ -31,29 +30,64 @@ RATE = 0.01
 
 
 class Supermask:
-    """Scores s of the frozen weights θ, learned in the place of weights (Wortsman et al. 2020, *SupSup*):
+    """Scores s of weights θ that are frozen, learned in the place of weights (Wortsman et al. 2020, *SupSup*):
 
-        w = θ ⊙ M(s),    M(s) = 1 where s > 0,    ∂L/∂s := ∂L/∂w ⊙ θ
+        w = θ ⊙ M(s),    ∂L/∂s := ∂L/∂w ⊙ θ
 
-    The gradient goes straight through the choice of the mask. The scores have an Adam of their own, which does not ask
-    how large the weights of a network are; every step of the learner's optimiser is one of theirs and a new mask.
+    The gradient goes straight through the choice of the mask; every step of the learner's optimiser makes a new one.
 
     nets: from now on they hold θ ⊙ M(s), until `let_go`.
+    choose: M of the scores as they are; by default those above zero.
+    among: the weights to choose from; scores of others get no gradient, and stay.
+    """
+
+    def __init__(
+        self, nets: Subnetworks, scores: Mapping[str, nn.Parameter], choose: Callable[[], Masks] | None = None,
+        among: Masks | None = None,
+    ) -> None:  # fmt: skip
+        self.nets, self.scores, self.among = nets, dict(scores), among
+        self.chosen = choose or self._positive
+        self.put_on()
+        thetas = {n: m.theta() if among is None else m.theta() * among[n] for n, m in nets.masters.items()}
+        self._handles = [_straight_through(m.param, scores[n], thetas[n]) for n, m in nets.masters.items()]
+        self._handles.append(nets.optimizer.register_step_post_hook(self.after_step))
+
+    def _positive(self) -> Masks:
+        return Masks({n: score.detach() > 0 for n, score in self.scores.items()})
+
+    def put_on(self) -> None:
+        """The mask of the scores as they are, in the model."""
+        self.nets.optimizer.set_masks(self.chosen(), None)
+
+    def after_step(self, *_: Any) -> None:
+        """The optimiser has moved the scores."""
+        self.put_on()
+
+    def let_go(self) -> None:
+        """Steps of the learner's optimiser are no longer steps of the scores."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class FrozenSupermask(Supermask):
+    """A supermask over the weights of earlier tasks, for a task that comes when none is free.
+
+    The scores have an Adam of their own, which does not ask how large the weights of a network are.
+
     among: the weights to choose from; no other takes part.
     """
 
     def __init__(self, nets: Subnetworks, among: Masks, generator: torch.Generator) -> None:
-        self.nets, self.among = nets, among
-        self.scores = {n: self._drawn(among[n], generator) for n in nets.masters}
-        fused = all(score.device.type in ("cpu", "cuda") for score in self.scores.values())  # one pass over the scores
-        self._adam = Adam(list(self.scores.values()), lr=RATE, fused=fused)
-        self._wear()
-        self._handles = [straight_through(m, self.scores[n], among[n]) for n, m in nets.masters.items()]
-        self._handles.append(nets.optimizer.register_step_post_hook(self._step))
+        scores = {n: _drawn(among[n], generator) for n in nets.masters}
+        fused = all(score.device.type in ("cpu", "cuda") for score in scores.values())  # one pass over the scores
+        self._adam = Adam(list(scores.values()), lr=RATE, fused=fused)
+        super().__init__(nets, scores, among=among)
 
-    def chosen(self) -> Masks:
-        """M(s)."""
-        return Masks({n: score.detach() > 0 for n, score in self.scores.items()})
+    def after_step(self, *_: Any) -> None:
+        """A step of the scores too."""
+        self._adam.step()
+        self._adam.zero_grad()
+        self.put_on()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The scores, and what their Adam remembers of each."""
@@ -66,41 +100,23 @@ class Supermask:
         for name, score in self.scores.items():
             score.copy_(tensors[name])
         Moments(self.scores, self._adam).load_state(below("adam", tensors), {})
-        self._wear()
-
-    def let_go(self) -> None:
-        """Steps of the learner's optimiser are no longer steps of the scores."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _drawn(self, among: Tensor, generator: torch.Generator) -> nn.Parameter:
-        drawn = torch.empty(among.shape, dtype=torch.float32).uniform_(
-            2 * BEGUN_WITH - 2, 2 * BEGUN_WITH, generator=generator
-        )
-        return nn.Parameter(drawn.to(among.device).masked_fill_(~among, -1.0))
-
-    def _step(self, *_: Any) -> None:
-        self._adam.step()
-        self._adam.zero_grad()
-        self._wear()
-
-    def _wear(self) -> None:
-        self.nets.optimizer.set_masks(self.chosen(), None)
+        self.put_on()
 
 
-def straight_through(master: WeightState, score: nn.Parameter, among: Tensor | None = None) -> RemovableHandle:
-    """Every gradient of a weight makes one of its score, ∂L/∂s := ∂L/∂w ⊙ θ, until the handle is removed.
+def _drawn(among: Tensor, generator: torch.Generator) -> nn.Parameter:
+    drawn = torch.empty(among.shape, dtype=torch.float32)
+    drawn = drawn.uniform_(2 * BEGUN_WITH - 2, 2 * BEGUN_WITH, generator=generator)
+    return nn.Parameter(drawn.to(among.device).masked_fill_(~among, -1.0))
 
-    The weight is frozen: its θ of this moment is the one that counts. Scores of weights that are not among those to
-    choose from get none, and stay.
-    """
-    theta = master.theta() if among is None else master.theta() * among
+
+def _straight_through(weight: nn.Parameter, score: nn.Parameter, theta: Tensor) -> RemovableHandle:
+    """Every gradient of a weight makes one of its score, until the handle is removed."""
 
     def hook(weight: Tensor) -> None:
         assert weight.grad is not None
         score.grad = weight.grad * theta
 
-    handle: RemovableHandle = master.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    handle: RemovableHandle = weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return handle
 
 
@@ -152,7 +168,7 @@ class SupSup(SubnetworkStrategy):
             self._sign_weights()
         self.scores = {n: nn.Parameter(torch.zeros_like(m.param)) for n, m in self.nets.masters.items()}
         self.add_parameters(list(self.scores.values()))
-        self._handles: list[RemovableHandle] = []
+        self._supermask: Supermask | None = None
 
     @torch.no_grad()
     def _sign_weights(self) -> None:
@@ -169,9 +185,7 @@ class SupSup(SubnetworkStrategy):
             limit = score[0].numel() ** -0.5
             drawn = torch.empty(score.shape).uniform_(-limit, limit, generator=self.generator("scores"))
             score.detach().copy_(drawn)
-        self._wear()
-        self._handles = [straight_through(master, self.scores[n]) for n, master in self.nets.masters.items()]
-        self._handles.append(self.optimizer.register_step_post_hook(self._wear))
+        self._supermask = Supermask(self.nets, self.scores, self.chosen)
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         """The scores."""
@@ -187,21 +201,16 @@ class SupSup(SubnetworkStrategy):
         self._let_go()
         super().give_up()
 
-    # --- scores and masks ---------------------------------------------------------------------------------------
-
     def chosen(self) -> Masks:
         """M(s) of the task in hand."""
         if self.kept is None:
             return Masks({n: s.detach() >= 0 for n, s in self.scores.items()})
         return top_k_masks({n: s.detach() for n, s in self.scores.items()}, 1 - self.kept, self.distribution)
 
-    def _wear(self, *_: Any) -> None:
-        self.nets.restrict(self.chosen())
-
     def _let_go(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._supermask is not None:
+            self._supermask.let_go()
+            self._supermask = None
 
 
 class Supermasks(Subnetworks):
@@ -220,10 +229,6 @@ class Supermasks(Subnetworks):
         if task == 0:
             own = [p for n, p in self.model.named_parameters() if self.head_of(n) != 0]
             self.optimizer.freeze(own)
-
-    def restrict(self, masks: Masks) -> None:
-        """Only these weights are used."""
-        self.optimizer.set_masks(masks, None)
 
     def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Keep the mask of a new task."""
