@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -243,6 +244,19 @@ def test_a_damaged_summary_is_named(content: str, finished: Path, capsys: pytest
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert str(finished / "summary.json") in error
+
+
+@pytest.mark.parametrize("edit", [{"stats": 7}, {"sections": [{"tables": [{"title": "x"}]}]}, {"sections": 7}])
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_an_edited_summary_is_one_line(
+    command: str, edit: dict[str, Any], finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = finished / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **edit}))
+    code = main([command, str(finished), *([str(finished)] if command == "compare" else [])])
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == ((0, 0) if command == "compare" and "stats" in edit else (2, 1))
+    assert not error or str(finished) in error
 
 
 def test_list_has_every_experiment_and_its_presets(

@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from powerprop.files import FileError, write_atomically
+from powerprop.files import FileError, content_of, write_atomically
 from powerprop_paper.cli import PRESET, Options, own_folder, preset_of, run_experiment
 from powerprop_paper.display import print_table, say
 from powerprop_paper.experiments.catalogue import FAMILIES, find
@@ -56,12 +56,17 @@ class Show:
             raise RunError("show needs the folder of at least one run, got none")
         console, found = Console(), {folder: summary_of(folder) for folder in self.folders}
         for folder, summary in found.items():
-            say(console, f"{summary['title']}\n{summary['command']}\n", "bold")
-            for stat in summary["stats"]:
-                say(console, f"{stat['label']}: {stat['value']} {stat['note'] and '(' + stat['note'] + ')'}".rstrip())
-            for table in (each for section in summary["sections"] for each in section["tables"]):
-                print_table(console, Table.from_data(table).to_rich())
+            with content_of(folder / "summary.json", "what a finished run says"):
+                _show(summary, console)
             say(console, f"Report: {folder / 'report.html'}\n")
+
+
+def _show(summary: dict[str, Any], console: Console) -> None:
+    say(console, f"{summary['title']}\n{summary['command']}\n", "bold")
+    for stat in summary["stats"]:
+        say(console, f"{stat['label']}: {stat['value']} {stat['note'] and '(' + stat['note'] + ')'}".rstrip())
+    for table in (each for section in summary["sections"] for each in section["tables"]):
+        print_table(console, Table.from_data(table).to_rich())
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -150,7 +155,8 @@ class Compare:
         if (out / "config.json").exists():
             raise RunError(f"{out} is the folder of a run; choose another --out for the comparison")
         names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
-        changed, pairs = changed_settings(names, there, here), pairs_of(there, here)
+        with content_of(f"{first} or {second}", "what a finished run says"):
+            changed, pairs = changed_settings(names, there, here), pairs_of(there, here)
         table, console = pairs_table(names, pairs), Console()
         for each in (*changed, table):
             print_table(console, each.to_rich())
