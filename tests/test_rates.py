@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import powerprop as pp
 from nets import net, one_weight, train, wrap
@@ -179,6 +182,31 @@ def test_a_chunked_tensor_is_matched_as_a_whole() -> None:
     torch.testing.assert_close(
         target.double(), textbook(Move(weight + push, weight, 1.5, rate=None)), rtol=1e-4, atol=1e-8
     )
+
+
+def sharded(rank: int, folder: str) -> None:
+    """One of two ranks, which train a network whose parts they share; the first writes down what comes of it."""
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    for alpha in (1.5, 2.0):
+        model = net(hidden=13)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        train(model, wrap(model, "momentum", alpha), 30)
+        whole = {name: p.full_tensor() for name, p in model.named_parameters()}  # type: ignore[attr-defined]
+        if rank == 0:
+            torch.save(whole, f"{folder}/{alpha}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_ranks_with_half_of_each_tensor_are_one_process(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(sharded, (str(tmp_path),), nprocs=2)
+    for alpha in (1.5, 2.0):
+        alone, together = net(hidden=13), torch.load(tmp_path / f"{alpha}.pt", weights_only=True)
+        train(alone, wrap(alone, "momentum", alpha), 30)
+        for name, p in alone.named_parameters():
+            torch.testing.assert_close(together[name], p.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_learner_says_which_rate_it_has() -> None:

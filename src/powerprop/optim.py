@@ -32,7 +32,7 @@ from powerprop.saved import State, load, save
 from powerprop.select import Where, select
 from powerprop.sparse.moving import Regrowth
 from powerprop.update import power_update_
-from powerprop.weight import Frozen, WeightState, exchanging, masked, seeing, show
+from powerprop.weight import Frozen, WeightState, exchanging, masked, moves_of, seeing, show
 
 __all__ = ["Powerprop", "Rate", "Sparsifier"]
 
@@ -304,7 +304,7 @@ class Powerprop(Optimizer):
                 weight.widen(self.base.state.get(weight.param, {}))
             with self.frozen.hidden():
                 loss = _plain_step(self.base)() if closure is None else self.base.step(closure)
-            power_update_([weight.move() for weight in busy])
+            power_update_(moves_of(busy))
             show(busy)
             return loss
         finally:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +20,20 @@ from torch import Tensor, nn
 
 from powerprop.mask_entries import count, put_
 from powerprop.sparse.pattern import Pattern
-from powerprop.update import Move
+from powerprop.update import Move, match
 
-__all__ = ["NO_DECAY", "Frozen", "WeightState", "exchanging", "local", "masked", "seeing", "sharded", "show"]
+__all__ = [
+    "NO_DECAY",
+    "Frozen",
+    "WeightState",
+    "exchanging",
+    "local",
+    "masked",
+    "moves_of",
+    "seeing",
+    "sharded",
+    "show",
+]
 
 NO_DECAY = (0.0, 0.0)
 
@@ -406,6 +419,30 @@ def sharded(tensor: Tensor) -> bool:
     """True for a DTensor. Nobody has one before its module is loaded, and loading it takes half as long as torch."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def moves_of(weights: Sequence[WeightState]) -> list[Move]:
+    """What the base optimiser did to these; a tensor whose parts the ranks have is matched as a whole."""
+    moves, cut = [weight.move() for weight in weights], defaultdict(list)
+    for place, weight in enumerate(weights):
+        if sharded(weight.param):
+            cut[_cut_over(weight.param)].append(place)
+    for groups, places in cut.items():
+        for place, move in zip(places, match([moves[p] for p in places], partial(_added, groups)), strict=True):
+            moves[place] = move
+    return moves
+
+
+def _cut_over(tensor: Any) -> tuple[Any, ...]:
+    """The process groups whose ranks have different parts of a DTensor."""
+    each = enumerate(tensor.placements)
+    return tuple(tensor.device_mesh.get_group(dim) for dim, placement in each if not placement.is_replicate())
+
+
+def _added(groups: tuple[Any, ...], sums: Tensor) -> Tensor:
+    for group in groups:
+        torch.distributed.all_reduce(sums, group=group)
+    return sums
 
 
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:
