@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import re
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(folder: Path) -> str:
     """What a copy of the kernel's package in this folder says, which must be usable whatever it finds there."""
-    shutil.copy(inspect.getfile(kernel), folder / "__init__.py")
+    for file in Path(inspect.getfile(kernel)).parent.glob("*.[cp]*"):
+        shutil.copy(file, folder)
     spec = importlib.util.spec_from_file_location(
         "probe", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
@@ -77,6 +79,15 @@ def test_a_library_that_was_cut_off_does_not_end_the_process(tmp_path: Path, par
 def test_somebody_elses_library_is_not_used(tmp_path: Path) -> None:
     shutil.copy(importlib.util.find_spec("_json").origin, tmp_path / kernel._NAME)  # type: ignore[union-attr, arg-type]
     assert said(tmp_path).startswith("torch: the compiled kernel cannot be used:")
+
+
+@needs_kernel
+def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
+    content = library().read_bytes()
+    sums = b"".join(sha256(p.read_bytes()).hexdigest().encode() for p in sorted(library().parent.glob("*.c")))
+    assert content.count(sums) == 1
+    (tmp_path / kernel._NAME).write_bytes(content.replace(sums, sums[::-1]))
+    assert said(tmp_path).endswith("is of other sources than these: install the package again, or run `make kernel`")
 
 
 @needs_kernel

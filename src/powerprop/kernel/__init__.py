@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["backend", "is_plain", "kth_smallest", "library", "loaded", "trim", "update"]
 
 _NAME = "libpowerprop.kernel.so"  # on every system; its dot keeps Python from taking it for a module
+_SOURCES = ("kernel.c", "sparse.c")
 _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
 _ROW = struct.Struct("6q6d")
 _BYTES, _AT, _LONG, _INT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -57,6 +59,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         for name, arguments, result in _CALLS:
             call = getattr(library, f"powerprop_{name}")
             call.argtypes, call.restype = arguments, result
+        _check_sources(library, found[0])
     except (OSError, AttributeError) as error:
         return None, f"torch: the compiled kernel cannot be used: {error}"
     return library, f"kernel: {found[0]} for float32 weights on a CPU, torch elsewhere"
@@ -69,6 +72,13 @@ def _check_whole(path: Path) -> None:
         start, size, count = struct.unpack_from("<Q", content, 40) + struct.unpack_from("<HH", content, 58)
         if len(content) < start + size * count:
             raise OSError(f"{path} is cut off")
+
+
+def _check_sources(library: ctypes.CDLL, path: Path) -> None:
+    """An error for a library of other sources than those beside this file: it would take our arguments for others."""
+    sources = b"".join(sha256(Path(__file__).with_name(s).read_bytes()).hexdigest().encode() for s in _SOURCES)
+    if ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "powerprop_sources"))) != sources:
+        raise OSError(f"{path} is of other sources than these: install the package again, or run `make kernel`")
 
 
 def backend() -> str:

@@ -331,6 +331,11 @@ void powerprop_update(const Move *moves, int64_t count, int threads) {
     }
 }
 
+#ifndef POWERPROP_SOURCES
+#define POWERPROP_SOURCES ""
+#endif
+const char powerprop_sources[] = POWERPROP_SOURCES; /* their checksums, by which a library of other sources is known */
+
 /* Numbers without sign in the order of the floats, NaN last as in numpy */
 INLINE uint32_t ordered(float x) {
     uint32_t bits = (uint32_t)bits_of(x);
