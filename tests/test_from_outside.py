@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import powerprop as pp
 import sparse
 import strategies
-import test_continual_contract as strategy_contract
+from continual import test_strategy_contract as strategy_contract
 from powerprop.continual import STRATEGIES, Strategy
 from powerprop.sparsify import SET
 from powerprop.sparsify.calibrated import CRITERIA
