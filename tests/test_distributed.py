@@ -26,7 +26,7 @@ from powerprop_paper.train.precision import Precision
 
 STEPS, KILLED_AT = 60, 37
 
-METHODS = ["dense", *sparse.METHODS]
+RUNS = [(name, alpha) for name in ("dense", *sparse.METHODS) for alpha in (1.0, 2.0)]
 
 
 def batches(seed: int = 0) -> Batches:
@@ -34,11 +34,11 @@ def batches(seed: int = 0) -> Batches:
     return Batches(x, y, 16, torch.Generator().manual_seed(seed))
 
 
-def train_method(name: str, ranks: Ranks) -> dict[str, Tensor]:
+def train_method(name: str, alpha: float, ranks: Ranks) -> dict[str, Tensor]:
     """200 steps; the weights, and the masks that the optimiser holds."""
     model = nets.net()
     base = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
-    optimizer = pp.Powerprop(base, model, 2.0, sparsify=sparse.make(name, sparsity=0.7, steps=200, interval=20))
+    optimizer = pp.Powerprop(base, model, alpha, sparsify=sparse.make(name, sparsity=0.7, steps=200, interval=20))
     fit(model, optimizer, RankBatches(batches(), ranks), 200, ranks=ranks)
     masks = {f"active.{n}": m for n, m in optimizer.active.items()}
     masks |= {f"trainable.{n}": m for n, m in optimizer.trainable.items()}
@@ -104,8 +104,8 @@ def as_rank(folder: Path, task: str) -> None:
     with process_group() as ranks:
         folder.mkdir(parents=True, exist_ok=True)
         if task == "all":
-            for name in METHODS:
-                save_file(train_method(name, ranks), folder / f"{name}-{ranks.rank}.safetensors")
+            for name, alpha in RUNS:
+                save_file(train_method(name, alpha, ranks), folder / f"{name}-{alpha}-{ranks.rank}.safetensors")
             (folder / f"apart-{ranks.rank}").write_text(refusal(ranks))
             (folder / f"late-{ranks.rank}").write_text(refusal(ranks, broadcast=True))
         model = train_resumable(folder, ranks, kill=task == "kill")
@@ -134,11 +134,11 @@ def test_torchrun_is_recognised(whole: Path) -> None:
     assert not under_torchrun({"RANK": "0"})
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_two_ranks_are_one_process(whole: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "alpha"), RUNS)
+def test_two_ranks_are_one_process(whole: Path, name: str, alpha: float) -> None:
     """Weights and masks are the same bits on both ranks; one process differs from them by rounding alone."""
-    one, two = (load_file(whole / f"{name}-{rank}.safetensors") for rank in (0, 1))
-    alone = train_method(name, ALONE)
+    one, two = (load_file(whole / f"{name}-{alpha}-{rank}.safetensors") for rank in (0, 1))
+    alone = train_method(name, alpha, ALONE)
     start = nets.weights(nets.net())
     assert one.keys() == two.keys() == alone.keys()
     for key, tensor in one.items():
