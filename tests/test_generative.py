@@ -27,8 +27,8 @@ from powerprop_paper.experiments.generative import (
     PAPER,
     Choice,
     Config,
-    Measured,
     Method,
+    MethodRows,
     choose,
     draw,
     learn,
@@ -311,7 +311,7 @@ def test_the_table_by_hand() -> None:
     naive = {"curve": [[-100.0], [-180.0, -90.0]], "final": [-170.0, -80.0], "used": None}
     packed = {"curve": [[-100.0], [-100.0, -95.0]], "final": [-96.0, -94.0], "used": [0.1, 0.2]}
     measured = [
-        Measured(method, Choice(), Rows([Row({**method.job(Choice(), 0), **found}, Path("nowhere"))]))
+        MethodRows(method, Choice(), Rows([Row({**method.job(Choice(), 0), **found}, Path("nowhere"))]))
         for method, found in ((Method("Naive"), naive), (Method("EfficientPackNet"), packed))
     ]
     values = [(m.average, m.learned, m.forgotten, m.unchanged) for m in measured]

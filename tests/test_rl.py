@@ -28,7 +28,7 @@ from powerprop.continual import EfficientPackNet, Naive, diagonal_fisher
 from powerprop_paper import pages
 from powerprop_paper.cli import main
 from powerprop_paper.experiments import world
-from powerprop_paper.experiments.world import EXPERIMENTS, METHODS, PRESETS, Measured, Method, bootstrap, make_agent
+from powerprop_paper.experiments.world import EXPERIMENTS, METHODS, PRESETS, Method, MethodRows, bootstrap, make_agent
 from powerprop_paper.rl import SAC, Paused, Policy, Replay, Settings, Transitions, interact, success_rate
 from powerprop_paper.rl.envs import (
     CONTINUAL_WORLD,
@@ -382,7 +382,7 @@ def ran(seed: int, trained: list[float], final: list[float], curve: Any = ()) ->
 
 def test_success_and_forgetting() -> None:
     rows = Rows([ran(0, [1.0, 0.8], [0.2, 0.8]), ran(1, [0.6, 1.0], [0.6, 1.0])])
-    measured = Measured(Method("fine-tuning"), rows)
+    measured = MethodRows(Method("fine-tuning"), rows)
     assert measured.success.mean == pytest.approx((0.5 + 0.8) / 2)
     assert measured.forgetting.mean == pytest.approx((0.4 + 0.0) / 2)
     assert measured.of_task(0) == pytest.approx([0.8, 0.8, 0.4])
@@ -391,7 +391,7 @@ def test_success_and_forgetting() -> None:
 
 def test_a_curve_begins_with_its_task() -> None:
     way = [{"step": 10, "success": [0.2]}, {"step": 20, "success": [0.4, 0.6]}]
-    measured = Measured(Method("fine-tuning"), Rows([ran(0, [1.0, 0.8], [0.2, 0.8], way)]))
+    measured = MethodRows(Method("fine-tuning"), Rows([ran(0, [1.0, 0.8], [0.2, 0.8], way)]))
     curves = [measured.curve(task) for task in (0, 1, 2)]
     assert [(list(c.positions), c.runs.tolist()) for c in curves if c] == [([10, 20], [[0.2, 0.4]]), ([20], [[0.6]])]
     assert curves[2] is None

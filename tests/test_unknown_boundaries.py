@@ -13,9 +13,9 @@ import runs
 import standin
 from powerprop_paper import data
 from powerprop_paper.experiments.boundaries import (
-    ARMS,
     BATCH,
     EXPERIMENTS,
+    METHODS,
     PRESETS,
     Match,
     around_changes,
@@ -42,7 +42,9 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_smoke(tmp_path: Path) -> None:
     summary = runs.run_smoke(EXPERIMENTS["unknown-boundaries"], tmp_path)
     folder = tmp_path / "jobs" / "learn"
-    found, told, frugal = (read_row(folder / f"arm={arm},seed=0", {"arm": arm, "seed": 0})["result"] for arm in ARMS)
+    found, told, frugal = (
+        read_row(folder / f"method={method},seed=0", {"method": method, "seed": 0})["result"] for method in METHODS
+    )
     assert found["true"] == told["true"] == frugal["true"]
     assert 0 < frugal["used"] < found["used"]
     assert found["missed"] == found["false"] == []
@@ -56,14 +58,14 @@ def test_smoke(tmp_path: Path) -> None:
     assert "proves that it runs" in html
     assert "Of 2 alarms, 2 named the very first batch of the new task." in html
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"stream.svg", "change.svg"}
-    assert [row["0"] for row in runs.table(summary, "Boundaries")] == list(ARMS.values())
+    assert [row["0"] for row in runs.table(summary, "Boundaries")] == list(METHODS.values())
 
 
 def test_the_same_seed_gives_the_same_result(tmp_path: Path) -> None:
     config = replace(SMOKE, tasks=2, width=20, test=64)
     heard: list[float] = []
     first, second = (
-        learn(config, tmp_path, lambda done, values: heard.append(done), arm="found", seed=0) for _ in range(2)
+        learn(config, tmp_path, lambda done, values: heard.append(done), method="found", seed=0) for _ in range(2)
     )
     assert first == second
     assert len(first["losses"]) == sum(first["lengths"])
@@ -108,7 +110,7 @@ def test_batches_that_true_and_found_tasks_share() -> None:
 
 def test_who_learns_nothing_notices_nothing(tmp_path: Path) -> None:
     config = replace(SMOKE, tasks=2, lr=1e-6, retrain_steps=0, prunings=0, width=20, test=64)
-    found = learn(config, tmp_path, lambda done, values: None, arm="found", seed=0)
+    found = learn(config, tmp_path, lambda done, values: None, method="found", seed=0)
     assert found["found"] == found["false"] == []
     assert found["missed"] == found["true"] == found["lengths"][:1]
     # The only task found is that of the longer true one; images of the other cannot have their task inferred.
@@ -135,7 +137,7 @@ def test_the_table_by_hand() -> None:
     assert counts(Rows([result([])]))[3] is None
     assert where_begun(rows) == "Of 3 alarms, 1 named the very first batch of the new task."
     table = main_table(replace(SMOKE, tasks=2), {"found": rows, "told": Rows(rows[:1]), "frugal": Rows(rows[:1])})
-    assert [row[0] for row in table.rows] == list(ARMS.values())
+    assert [row[0] for row in table.rows] == list(METHODS.values())
     assert table.rows[0][5].mean == pytest.approx(0.8)  # type: ignore[union-attr]
     assert list(table.rows[1][1:5]) == [None] * 4
 

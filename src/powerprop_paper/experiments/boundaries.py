@@ -28,7 +28,7 @@ from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import Count, Natural, Positive, Power, Seeds, Settings, Share, require
 from powerprop_paper.train import MetricsLog, local_device, matmul_precision, precision_note
 
-ARMS = {"found": "boundaries found", "told": "boundaries told", "frugal": "boundaries found, packed frugally"}
+METHODS = {"found": "boundaries found", "told": "boundaries told", "frugal": "boundaries found, packed frugally"}
 """How a learner gets to know of boundaries, and how it packs."""
 DELAY, CONFIRM, CERTAINTY = 5, 3, 0.9
 """Batches that wait before they are trained on, and within which a change must be found; batches that a change must
@@ -129,13 +129,13 @@ PRESETS = {
 # One job: feed a learner the stream of a seed, then measure what it found and what it knows.
 
 
-def learn(cfg: Config, folder: Path, progress: Progress, arm: str, seed: int) -> dict[str, Any]:
+def learn(cfg: Config, folder: Path, progress: Progress, method: str, seed: int) -> dict[str, Any]:
     """A job that was stopped begins anew."""
-    device, told, told_cfg = local_device(), arm == "told", cfg.told()
+    device, told, told_cfg = local_device(), method == "told", cfg.told()
     images = data.load_last("mnist", cfg.images)
     stream = make_stream(told_cfg, images.to(device), seed)
-    method = "frugal-packnet" if arm == "frugal" else "efficient-packnet"
-    learner = make_learner(told_cfg, method, cfg.alpha, seed, device)
+    packing = "frugal-packnet" if method == "frugal" else "efficient-packnet"
+    learner = make_learner(told_cfg, packing, cfg.alpha, seed, device)
     lengths, detector = task_lengths(cfg, seed), Recorder()
     finder = BoundaryFinder(
         learner, detector, delay=DELAY, confirm=CONFIRM, certainty=CERTAINTY, memory=cfg.memory,
@@ -258,11 +258,11 @@ def measure(learner: Packing, stream: data.Stream, shared: Tensor, test: int, gr
 def main(cfg: Config, run: Run) -> Page:
     """All ways from every seed, and the loss with its change points."""
     run.prepare(lambda: data.load_last("mnist", cfg.images))
-    rows = run.map(learn, [{"arm": arm, "seed": seed} for seed in range(cfg.seeds) for arm in ARMS])
+    rows = run.map(learn, [{"method": method, "seed": seed} for seed in range(cfg.seeds) for method in METHODS])
     for row in rows:
         if "diverged" in row:
-            raise RunError(f"boundaries {row['arm']}, seed {row['seed']}, diverged: {row['diverged']}")
-    runs = {arm: rows.where(arm=arm).finished for arm in ARMS}
+            raise RunError(f"boundaries {row['method']}, seed {row['seed']}, diverged: {row['diverged']}")
+    runs = {method: rows.where(method=method).finished for method in METHODS}
     whole = all(runs.values())
     intro = (
         "Ten digits, the pixels of every task in an order of its own, in one unbroken stream of batches. One learner "
@@ -348,10 +348,10 @@ def main_table(cfg: Config, runs: Mapping[str, Rows]) -> Table:
         Percent(f"class-incremental, {cfg.group} images", "max", 2), Percent("weights used", "min"),
     ]  # fmt: skip
     rows: list[list[Value]] = []
-    for arm, label in ARMS.items():
-        found = [None] * 4 if arm == "told" else counts(runs[arm])
-        known = [accuracy(runs[arm], "given"), accuracy(runs[arm], "inferred")]
-        rows.append([label, *found, *known, runs[arm].mean("used")])
+    for method, label in METHODS.items():
+        found = [None] * 4 if method == "told" else counts(runs[method])
+        known = [accuracy(runs[method], "given"), accuracy(runs[method], "inferred")]
+        rows.append([label, *found, *known, runs[method].mean("used")])
     caption = (
         f"A change counts as found if it is noticed within {DELAY} batches. The delay is the number of batches "
         "of the new task before the one that revealed it. Average test accuracy over all true tasks after the stream, "
@@ -376,7 +376,7 @@ def counts(rows: Rows) -> list[Mean | None]:
 def stats(runs: Mapping[str, Rows]) -> list[Stat]:
     """The numbers at the top of the page."""
     changes, found, false = totals(runs["found"])
-    ours, told, frugal = ([accuracy(runs[arm], how).mean for how in ("given", "inferred")] for arm in ARMS)
+    ours, told, frugal = ([accuracy(runs[method], how).mean for how in ("given", "inferred")] for method in METHODS)
     return [
         Stat("changes found", f"{found} of {changes}", f"{false} false alarms"),
         Stat("task-incremental", f"{ours[0]:.2%}", f"{told[0]:.2%} with boundaries told"),
@@ -394,7 +394,7 @@ def totals(rows: Rows) -> tuple[int, int, int]:
 def headline(runs: Mapping[str, Rows]) -> Headline:
     """Changes found, and the accuracy that this costs nothing of."""
     changes, found, false = totals(runs["found"])
-    given, told = (accuracy(runs[arm], "given").mean for arm in ("found", "told"))
+    given, told = (accuracy(runs[method], "given").mean for method in ("found", "told"))
     what = "changes of task found; task-incremental accuracy, in brackets with boundaries told"
     ours = f"{found} of {changes}, {false} false alarms; {100 * given:.2f} ({100 * told:.2f})"
     return Headline(what, ours, "no numbers")

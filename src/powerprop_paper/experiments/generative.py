@@ -405,7 +405,7 @@ def choose(cfg: Config, method: Method, tried: Rows) -> Choice:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MethodRows:
     """A method with what it was trained with, and its seeds."""
 
     method: Method
@@ -479,7 +479,7 @@ def main(cfg: Config, run: Run) -> Page:
     tuning = run.map(tune, [method.job(each, 0) for method, found in tuned for each in found])
     chosen = {method: choose(cfg, method, method.rows(tuning)) for method in methods}
     rows = run.map(learn, [m.job(chosen[m], seed) for seed in range(cfg.seeds) for m in methods])
-    measured = [Measured(method, choice, method.rows(rows)) for method, choice in chosen.items()]
+    measured = [MethodRows(method, choice, method.rows(rows)) for method, choice in chosen.items()]
     lost = [f"{m.method.label}, {why}" for m in measured for why in m.lost]
     if not rows.finished:
         raise RunError(f"every run diverged: {'; '.join(lost)}")
@@ -512,7 +512,7 @@ def run_note(cfg: Config) -> str:
     )
 
 
-def likelihood_text(cfg: Config, measured: Sequence[Measured]) -> str:
+def likelihood_text(cfg: Config, measured: Sequence[MethodRows]) -> str:
     """How the numbers came about, and of which methods no task's likelihood has moved."""
     exact = [m.method.label for m in measured if m.unchanged and m.method.strategy == "EfficientPackNet"]
     kept = f" Of {' and '.join(exact)} every task's likelihood is, to the bit, what it was when the task was learned."
@@ -522,7 +522,7 @@ def likelihood_text(cfg: Config, measured: Sequence[Measured]) -> str:
     )
 
 
-def main_table(cfg: Config, measured: Sequence[Measured]) -> Table:
+def main_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """One row per method, the paper's value beside ours."""
     columns: list[str | Column] = [
         "", "α", Column("log-likelihood", "max", 2), Column("paper", paper=True, digits=2),
@@ -554,7 +554,7 @@ def choice_table(chosen: Mapping[Method, Choice], tuning: Rows) -> Table:
     return Table("Validation log-likelihood", columns, rows)
 
 
-def figure_of_averages(cfg: Config, measured: Sequence[Measured]) -> Figure:
+def figure_of_averages(cfg: Config, measured: Sequence[MethodRows]) -> Figure:
     """The average over the tasks so far; without naive training, beside which all others are one line."""
     found = [m for m in measured if m.rows.finished]
     shown = [m for m in found if m.method.strategy != "Naive"] or found
@@ -566,7 +566,7 @@ def figure_of_averages(cfg: Config, measured: Sequence[Measured]) -> Figure:
     )  # fmt: skip
 
 
-def figure_of_tasks(cfg: Config, measured: Sequence[Measured]) -> Figure:
+def figure_of_tasks(cfg: Config, measured: Sequence[MethodRows]) -> Figure:
     """A panel for each task: its likelihood from the moment it was learned (appendix C of the paper)."""
     shown = [m for m in measured if m.rows.finished]
     found = {
@@ -582,7 +582,7 @@ def figure_of_tasks(cfg: Config, measured: Sequence[Measured]) -> Figure:
     )  # fmt: skip
 
 
-def figure_of_samples(cfg: Config, images: data.Images, measured: Sequence[Measured]) -> Figure:
+def figure_of_samples(cfg: Config, images: data.Images, measured: Sequence[MethodRows]) -> Figure:
     """What each method draws of every character after the last task, from the same noise; test images beside them."""
     stream = stream_of(cfg, images, cfg.tasks)
     real = torch.stack([some(task.test(), cfg.shown, task.index)[:, 0] for task in stream])
@@ -595,7 +595,7 @@ def figure_of_samples(cfg: Config, images: data.Images, measured: Sequence[Measu
     return Figure("samples", image_grids, grids, rows, title=title, caption=caption)
 
 
-def stats(measured: Sequence[Measured]) -> list[Stat]:
+def stats(measured: Sequence[MethodRows]) -> list[Stat]:
     """The best method, the baseline, and what packing needs."""
     found = [(value, m.method) for m in measured if (value := m.average) is not None]
     value, best = max(found, key=lambda pair: pair[0].mean)
@@ -604,7 +604,7 @@ def stats(measured: Sequence[Measured]) -> list[Stat]:
     return [Stat("best log-likelihood", f"{value.mean:.2f}", f"{best.label}{naive}"), *used]
 
 
-def headline(cfg: Config, measured: Sequence[Measured]) -> Headline:
+def headline(cfg: Config, measured: Sequence[MethodRows]) -> Headline:
     """Powerprop + EfficientPackNet, or the best if it was not run."""
     known = {m.method: value for m in measured if (value := m.average) is not None}
     ours = Method("Powerprop+EfficientPackNet")

@@ -390,7 +390,7 @@ class Story(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MethodRows:
     """A method with its chosen candidate, and its seeds."""
 
     method: Method
@@ -436,10 +436,10 @@ def jobs(pairs: Any, seeds: int) -> list[dict[str, Any]]:
     return [{**method._asdict(), **each._asdict(), "seed": seed} for method, each in pairs for seed in range(seeds)]
 
 
-def measure(cfg: Config, method: Method, chosen: Candidate, rows: Rows) -> Measured:
+def measure(cfg: Config, method: Method, chosen: Candidate, rows: Rows) -> MethodRows:
     """What the reader sees of a method: the lesser of two forms of the same power is drawn plain."""
     plain = method.parametrization == LASSO or (method.parametrization == DIRECT and len(cfg.parametrization) > 1)
-    return Measured(method, label(cfg, method), chosen, rows, plain)
+    return MethodRows(method, label(cfg, method), chosen, rows, plain)
 
 
 def label(cfg: Config, method: Method) -> str:
@@ -452,7 +452,7 @@ def label(cfg: Config, method: Method) -> str:
     return "Adam (α = 1)" if method.alpha == 1 else f"Adam {way} (α = {method.alpha:g})"
 
 
-def baseline_and_best(measured: Sequence[Measured]) -> tuple[Measured, Measured] | None:
+def baseline_and_best(measured: Sequence[MethodRows]) -> tuple[MethodRows, MethodRows] | None:
     """The method with α = 1, and the one with α > 1 that scores best on validation images, if both were run."""
     base = next((m for m in measured if m.method.alpha == 1), None)
     others = [m for m in measured if m.method.alpha > 1]
@@ -481,7 +481,7 @@ def extent(cfg: Config) -> str:
     return f"{cfg.model}{width}, {cfg.steps:,} steps of {cfg.batch} images{trained}, {cfg.runs}, {measured}"
 
 
-def accuracy_section(cfg: Config, measured: Sequence[Measured]) -> Section:
+def accuracy_section(cfg: Config, measured: Sequence[MethodRows]) -> Section:
     """Accuracy against weights kept: a figure, and a table with a few fractions and the mean over the band."""
     curves = [m.curve(cfg, "test") for m in measured]
     at = sorted({int(np.argmin(np.abs(np.log(cfg.grid) - np.log(kept)))) for kept in COLUMNS_AT}, reverse=True)
@@ -511,12 +511,12 @@ def percents(band: tuple[float, float]) -> str:
     return f"{100 * band[0]:g}–{100 * band[1]:g}%"
 
 
-def settings_of(cfg: Config, m: Measured) -> list[str]:
+def settings_of(cfg: Config, m: MethodRows) -> list[str]:
     """What a method was trained with: the rate, and the decay where there are several."""
     return [f"{each:g}" for each in (m.chosen if cfg.decays else m.chosen[:1])]
 
 
-def modes_section(cfg: Config, measured: Sequence[Measured]) -> list[Section]:
+def modes_section(cfg: Config, measured: Sequence[MethodRows]) -> list[Section]:
     """The same networks pruned in the other ways: a figure each, and the mean over two ranges of weights kept."""
     first, *others = cfg.prune_modes
     if not others:
@@ -544,7 +544,7 @@ def modes_section(cfg: Config, measured: Sequence[Measured]) -> list[Section]:
     return [Section("Pruned in other ways", text, shown, [Table("Test accuracy by way of pruning", columns, rows)])]
 
 
-def overlap_section(cfg: Config, measured: Sequence[Measured]) -> Section:
+def overlap_section(cfg: Config, measured: Sequence[MethodRows]) -> Section:
     """Figure 2b."""
     curves = [m.curve(cfg, "overlap") for m in measured]
     title = "Overlap of the masks before and after training"
@@ -556,7 +556,7 @@ def overlap_section(cfg: Config, measured: Sequence[Measured]) -> Section:
     return Section("Do small weights still get a chance?", text, [picture])
 
 
-def weights_section(measured: Sequence[Measured]) -> Section:
+def weights_section(measured: Sequence[MethodRows]) -> Section:
     """Figures 2c and 2d for the baseline and the power nearest to the paper's α = 4, and the numbers for all."""
     base = [m for m in measured if m.method.alpha == 1][:1]
     powers = [m for m in measured if m.method.alpha > 1 and not m.plain]
@@ -580,7 +580,7 @@ def weights_section(measured: Sequence[Measured]) -> Section:
     return Section("What training does to the weights", text, pictures, [table])
 
 
-def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[Measured]) -> Section:
+def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) -> Section:
     """What every candidate came to on the validation images, and which was chosen."""
     rows: list[list[Value]] = []
     better: list[str] = []
@@ -650,7 +650,7 @@ def frontier_section(cfg: Config, every: Rows) -> Section:
 
 
 def verdict_of(
-    cfg: Config, measured: Sequence[Measured], story: Story
+    cfg: Config, measured: Sequence[MethodRows], story: Story
 ) -> tuple[list[Stat], Headline | None, dict[str, float]]:
     """The numbers at the top; the largest gain, which the paper speaks of, and the mean over the band."""
     if (pair := baseline_and_best(measured)) is None:
@@ -671,12 +671,12 @@ def verdict_of(
     return stats, Headline(what, here, story.printed), {"gain": gain}
 
 
-def mean_gain(cfg: Config, base: Measured, best: Measured) -> float:
+def mean_gain(cfg: Config, base: MethodRows, best: MethodRows) -> float:
     """The difference of the mean test accuracies over the band."""
     return best.at(cfg.band_points).mean - base.at(cfg.band_points).mean
 
 
-def largest_gain(cfg: Config, base: Measured, best: Measured) -> tuple[float, int]:
+def largest_gain(cfg: Config, base: MethodRows, best: MethodRows) -> tuple[float, int]:
     """The largest difference of the mean test accuracies at one point of the grid, and that point."""
     gains = best.curve(cfg, "test").mean - base.curve(cfg, "test").mean
     return float(gains.max()), int(gains.argmax())

@@ -382,7 +382,7 @@ class Story(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MethodRows:
     """The runs of a method that came to their end; `several` if colours tell methods apart, and not powers."""
 
     method: Method
@@ -438,7 +438,7 @@ def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mappi
     """What the runs that came to their end show; without any, the table alone."""
     several = len(cfg.methods) > 1
     measured = [
-        Measured(each, rate(cfg.with_candidate(text), each.alpha), found, several)
+        MethodRows(each, rate(cfg.with_candidate(text), each.alpha), found, several)
         for each, text in chosen.items()
         if (found := rows.where(**each._asdict()).finished)
     ]
@@ -504,7 +504,7 @@ def method_note(cfg: Config, method: str) -> str:
     return f"Frugal EPN: {text}, {how or 'pruned at once'}, reusing the output layer of earlier tasks alone"
 
 
-def main_table(cfg: Config, measured: Sequence[Measured], story: Story, lost: int) -> Table:
+def main_table(cfg: Config, measured: Sequence[MethodRows], story: Story, lost: int) -> Table:
     """One row per method, then the paper's; the scenario of every number is in the heading."""
     group, single, known = max(cfg.groups), 1 in cfg.groups, cfg.matrix and cfg.tasks > 1
     columns: list[str | Column] = [
@@ -540,7 +540,7 @@ def main_table(cfg: Config, measured: Sequence[Measured], story: Story, lost: in
     return Table("All tasks, after the last", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
 
 
-def kept(m: Measured) -> list[Mean]:
+def kept(m: MethodRows) -> list[Mean]:
     """What was once known of earlier tasks and is lost after the last, and what later tasks added to earlier ones."""
     found = [Accuracies(TASK, matrix) for matrix in m.rows.values("matrix")]
     return [Mean.of(each.forgetting() for each in found), Mean.of(each.backward_transfer() for each in found)]
@@ -554,7 +554,7 @@ def paper_rows(story: Story) -> list[tuple[str, Scenario, Any]]:
     return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
 
 
-def curves_section(measured: Sequence[Measured], table: Table) -> Section:
+def curves_section(measured: Sequence[MethodRows], table: Table) -> Section:
     """Average accuracy and used weights against the number of tasks."""
     text = (
         "First the average over all tasks learned so far, each with its own sub-network. Nothing changes once it is "
@@ -579,7 +579,7 @@ def averages(row: Row) -> list[float]:
     return [fmean(row["accuracy"][: i + 1]) for i in range(len(row["accuracy"]))]
 
 
-def matrix_section(m: Measured) -> Section:
+def matrix_section(m: MethodRows) -> Section:
     """The accuracy matrix and which task was inferred, of the first seed of a method."""
     row = m.rows[0]
     pictures = [
@@ -592,7 +592,7 @@ def matrix_section(m: Measured) -> Section:
     return Section("Task by task", f"{m.method.label}, first seed.", pictures)
 
 
-def inference_section(cfg: Config, m: Measured) -> Section:
+def inference_section(cfg: Config, m: MethodRows) -> Section:
     """How often the task is inferred rightly against the size of the group, and at several numbers of tasks."""
     text = (
         f"{m.method.label}. `exhaustive` asks every sub-network; `shortlist` (the default) compares inputs "
@@ -620,7 +620,7 @@ def inference_section(cfg: Config, m: Measured) -> Section:
     )
 
 
-def stats(cfg: Config, measured: Sequence[Measured]) -> list[Stat]:
+def stats(cfg: Config, measured: Sequence[MethodRows]) -> list[Stat]:
     """The numbers at the top of the page."""
     best, group = best_of(measured), max(cfg.groups)
     return [
@@ -630,7 +630,7 @@ def stats(cfg: Config, measured: Sequence[Measured]) -> list[Stat]:
     ]
 
 
-def headline(cfg: Config, measured: Sequence[Measured], story: Story) -> Headline:
+def headline(cfg: Config, measured: Sequence[MethodRows], story: Story) -> Headline:
     """Where the paper prints class-incremental accuracy that, else the average with the task given; of Powerprop."""
     best, group = best_of([m for m in measured if m.method.alpha > 1] or measured), max(cfg.groups)
     what, value = f"{best.method.label}, {TASK} accuracy after {cfg.tasks} tasks", best.given()
@@ -644,7 +644,7 @@ def headline(cfg: Config, measured: Sequence[Measured], story: Story) -> Headlin
     return Headline(what, f"{100 * value.mean:.2f} ({ours})", f"{known} ({theirs})" if known else "")
 
 
-def best_of(measured: Sequence[Measured]) -> Measured:
+def best_of(measured: Sequence[MethodRows]) -> MethodRows:
     """The method with the highest average accuracy, the task given."""
     return max(measured, key=lambda m: m.given().mean)
 

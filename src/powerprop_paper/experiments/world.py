@@ -380,7 +380,7 @@ def bootstrap(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MethodRows:
     """A method with its finished runs, one for each seed."""
 
     method: Method
@@ -440,7 +440,7 @@ def main(cfg: Config, run: Run) -> Page:
     run.prepare(lambda: find_tasks(cfg))
     methods = methods_of(cfg)
     rows = run.map(learn, [{**m.settings, "seed": seed} for seed in range(cfg.seeds) for m in methods])
-    measured = [Measured(m, found) for m in methods if (found := rows.where(**m.settings).finished)]
+    measured = [MethodRows(m, found) for m in methods if (found := rows.where(**m.settings).finished)]
     why = [f"{Method(row['method'], row['alpha']).label}, seed {row['seed']}: {row.get('diverged', row.get('failed'))}"
            for row in rows if row.lost]  # fmt: skip
     if not measured:
@@ -470,7 +470,7 @@ def run_note(cfg: Config) -> str:
     )
 
 
-def main_table(measured: Sequence[Measured]) -> Table:
+def main_table(measured: Sequence[MethodRows]) -> Table:
     """One row per method, the paper's values beside ours."""
     columns: list[str | Column] = [
         "", "average success", "forgetting", "largest change of an action", Percent("weights used (%)", None, 0),
@@ -491,7 +491,7 @@ def main_table(measured: Sequence[Measured]) -> Table:
     return Table("All methods", columns, rows, caption)
 
 
-def task_table(cfg: Config, measured: Sequence[Measured]) -> Table:
+def task_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """Success on each task when it was trained, packed, and at the very end."""
     columns = ["", *(f"{name}: trained, packed, end" for name in cfg.tasks)]
     tasks = range(len(cfg.tasks))
@@ -499,7 +499,7 @@ def task_table(cfg: Config, measured: Sequence[Measured]) -> Table:
     return Table("Every task", columns, rows, "Mean success over seeds. Packed: after pruning and retraining.")
 
 
-def success_curves(cfg: Config, measured: Sequence[Measured]) -> list[Figure]:
+def success_curves(cfg: Config, measured: Sequence[MethodRows]) -> list[Figure]:
     """A figure for every task: success of all methods against total steps."""
     drawn, changes = [], [task * cfg.steps for task in range(1, len(cfg.tasks))]
     for task, name in enumerate(cfg.tasks):
@@ -512,7 +512,7 @@ def success_curves(cfg: Config, measured: Sequence[Measured]) -> list[Figure]:
     return drawn
 
 
-def clips_of(cfg: Config, measured: Sequence[Measured]) -> list[Image]:
+def clips_of(cfg: Config, measured: Sequence[MethodRows]) -> list[Image]:
     """The clips of the first run of every row that has some."""
     images = []
     for m in measured:
@@ -523,7 +523,7 @@ def clips_of(cfg: Config, measured: Sequence[Measured]) -> list[Image]:
     return images
 
 
-def headline(measured: Sequence[Measured]) -> Headline:
+def headline(measured: Sequence[MethodRows]) -> Headline:
     """The best row."""
     best = max(measured, key=lambda m: m.success.mean)
     printed = best.method.published[0]

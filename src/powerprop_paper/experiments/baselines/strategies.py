@@ -310,7 +310,7 @@ class Story(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MethodRows:
     """A row: the finished runs by kind of outputs, what each was trained with, and the outputs of each column."""
 
     method: Method
@@ -372,7 +372,7 @@ def make_page(cfg: Config, story: Story, rows: Rows, chosen: Mapping[Training, C
     return Page(story.title, intro, sections, story.paper, stats(cfg, measured), top)
 
 
-def measure(cfg: Config, rows: Rows, chosen: Mapping[Training, Choice]) -> list[Measured]:
+def measure(cfg: Config, rows: Rows, chosen: Mapping[Training, Choice]) -> list[MethodRows]:
     """Every row of the table."""
     found = []
     for method in dict.fromkeys(method for method, _ in chosen):
@@ -380,7 +380,7 @@ def measure(cfg: Config, rows: Rows, chosen: Mapping[Training, Choice]) -> list[
         runs = {outputs: rows.where(**settings_of(method, outputs, each)).finished for outputs, each in own.items()}
         kinds = outputs_of(cfg.benchmark, method.strategy, cfg.columns)
         columns = {scenario: outputs for outputs, scenarios in kinds.items() for scenario in scenarios}
-        found.append(Measured(method, runs, own, columns))
+        found.append(MethodRows(method, runs, own, columns))
     return found
 
 
@@ -442,7 +442,7 @@ def savings(cfg: Config) -> list[str]:
     ]
 
 
-def main_table(cfg: Config, measured: Sequence[Measured]) -> Table:
+def main_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """One row per method, the scenario of every number in the heading; empty where a method has none."""
     groups = CLASS in cfg.columns and any(m.group_accuracy() is not None for m in measured)
     columns: list[str | Column] = [
@@ -479,7 +479,7 @@ class Comparison(NamedTuple):
         return None if self.published is None else (100 * self.here.mean - self.published.mean) / self.published.std
 
 
-def comparisons(cfg: Config, measured: Sequence[Measured]) -> list[Comparison]:
+def comparisons(cfg: Config, measured: Sequence[MethodRows]) -> list[Comparison]:
     """Every value that somebody has published, the scenario named; groups of images where the paper has groups."""
     found = []
     for m in measured:
@@ -508,7 +508,7 @@ def beside_table(found: Sequence[Comparison]) -> Table:
     return Table("Values and those of others", columns, rows, "Average accuracy in percent.")
 
 
-def choice_table(cfg: Config, measured: Sequence[Measured]) -> Table:
+def choice_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """Which factors of the published strength and learning rate were chosen."""
     rows: list[list[Value]] = [
         [m.method.label, *(factors(m, scenario) for scenario in cfg.columns)]
@@ -520,7 +520,7 @@ def choice_table(cfg: Config, measured: Sequence[Measured]) -> Table:
     return Table("Factors of the published settings", ["", *cfg.columns], rows, f"Tried: {text}.")
 
 
-def factors(m: Measured, scenario: Scenario) -> str | None:
+def factors(m: MethodRows, scenario: Scenario) -> str | None:
     """What a method was trained with for a column."""
     if (outputs := m.scenarios.get(scenario)) is None:
         return None
@@ -529,7 +529,7 @@ def factors(m: Measured, scenario: Scenario) -> str | None:
     return ", ".join(f"{name} {each:g}" for name, each in shown if strength or name == "rate")
 
 
-def pictures(cfg: Config, measured: Sequence[Measured]) -> list[Figure]:
+def pictures(cfg: Config, measured: Sequence[MethodRows]) -> list[Figure]:
     """Accuracy against bytes kept, a picture for every scenario; the hardest one first."""
     drawn = []
     for scenario in reversed(cfg.columns):
@@ -548,7 +548,7 @@ def pictures(cfg: Config, measured: Sequence[Measured]) -> list[Figure]:
     return drawn
 
 
-def stats(cfg: Config, measured: Sequence[Measured]) -> list[Stat]:
+def stats(cfg: Config, measured: Sequence[MethodRows]) -> list[Stat]:
     """The best method of every scenario; the upper bound does not compete."""
     found = []
     for scenario in cfg.columns:
@@ -568,7 +568,7 @@ def headline(found: Sequence[Comparison]) -> Headline | None:
     return Headline("values within two published standard deviations", f"{near} of {len(away)}", "")
 
 
-def twins_headline(cfg: Config, measured: Sequence[Measured]) -> Headline | None:
+def twins_headline(cfg: Config, measured: Sequence[MethodRows]) -> Headline | None:
     """What Powerpropagation adds to each method, in points, in the first scenario of the table."""
     scenario, *_ = cfg.columns
     means = {m.method: value.mean for m in measured if (value := m.accuracy(scenario)) is not None}
