@@ -215,13 +215,6 @@ def test_the_fast_network_keeps_its_memory_format() -> None:
     assert torch.allclose(plain(x), last(x.to(memory_format=torch.channels_last)), atol=1e-5)
 
 
-def test_heads_of_the_fast_network() -> None:
-    model = models.fast_cifar(5, heads=3, generator=seeded())
-    assert model(torch.rand(COLOUR, generator=seeded()), task=2).shape == (2, 5)
-    with pytest.raises(ValueError, match="task must be in 0..2"):
-        model(torch.rand(COLOUR, generator=seeded()))
-
-
 @pytest.mark.parametrize("widths", [(), (0,), (1, 2, 3, 4, 5)])
 def test_widths_that_do_not_fit(widths: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="widths must be one to four positive numbers of channels, got "):

@@ -192,9 +192,7 @@ def draw_all(folder: Path) -> list[Image]:
         report.weight_change(before, after, kept, folder / "weights.svg", "Weights"),
         report.lines([steps], folder / "loss.svg", "Loss", "step", "loss"),
         report.lines([steps], folder / "changes.svg", "Loss", "step", "loss", changes=([2.0, 5.0], [3.0])),
-        report.lines(
-            curves, folder / "log.svg", "Log", "batch", "found", percent=True, logx=True, reference=(0.86, "p")
-        ),
+        report.lines(curves, folder / "log.svg", "Log", "batch", "found", percent=True, logx=True),
         report.lines(methods, folder / "logs.svg", "Logs", "sparsity", "seconds", logx=True, logy=True),
         report.heatmap(matrix, folder / "small.svg", "Matrix"),
         report.heatmap(np.full((30, 40), 0.5), folder / "large.svg", "Matrix"),
@@ -287,7 +285,7 @@ def test_dashes_are_never_data(tmp_path: Path) -> None:
     curves = [curve(1.0), curve(2.0)]
     args = (tmp_path / "a.svg", "t", "x", "y")
     without = report.lines(curves, *args).path.read_text()
-    beside = report.lines(curves, *args, reference=(0.5, "paper")).path.read_text()
+    beside = report.lines(curves, *args, changes=([0.5], [])).path.read_text()
     dashed = re.compile(r"stroke-dasharray: [0-9]")
     assert not dashed.search(without)
     assert len(dashed.findall(beside)) == 1

@@ -48,11 +48,10 @@ class Figure:
 
         Figure("accuracy", pruning_curves, curves, title="Accuracy after pruning")
 
-    Args:
-        name: of the file, without its ending.
-        draw: a function of `powerprop_paper.report`, `draw(*data, path=…, **options) -> Image`.
-        data: the numbers; they are also in summary.json.
-        options: title, labels and what else `draw` takes.
+    name: of the file, without its ending.
+    draw: a function of `powerprop_paper.report`, `draw(*data, path=…, **options) -> Image`.
+    data: the numbers; they are also in summary.json.
+    options: title, labels and what else `draw` takes.
     """
 
     def __init__(self, name: str, draw: Callable[..., Image], *data: Any, **options: Any) -> None:
@@ -78,14 +77,13 @@ class Section:
 class Page:
     """What a run says.
 
-    Args:
-        title: what was run.
-        intro: the claim in a sentence or two.
-        sections: the results.
-        paper: where the paper reports the same.
-        stats: the numbers at the top.
-        headline: the one number that the index of all results shows; None if the run claims nothing.
-        numbers: what summary.json has besides those of tables and figures.
+    title: what was run.
+    intro: the claim in a sentence or two.
+    sections: the results.
+    paper: where the paper reports the same.
+    stats: the numbers at the top.
+    headline: the one number that the index of all results shows; None if the run claims nothing.
+    numbers: what summary.json has besides those of tables and figures.
     """
 
     title: str

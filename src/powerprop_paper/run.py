@@ -139,12 +139,11 @@ class Rows(list[Row]):
 class Experiment:
     """A figure or table of the paper.
 
-    Args:
-        name: as typed on the command line.
-        title: one line for people.
-        paper: where the paper shows it.
-        presets: settings by name: `smoke` (seconds), `cpu` (minutes), `paper` (its own values), …
-        main: `main(config, run)` maps jobs and returns the page.
+    name: as typed on the command line.
+    title: one line for people.
+    paper: where the paper shows it.
+    presets: settings by name: `smoke` (seconds), `cpu` (minutes), `paper` (its own values), …
+    main: `main(config, run)` maps jobs and returns the page.
     """
 
     name: str
@@ -159,9 +158,8 @@ class Run:
 
     Under torchrun every rank has one; rank 0 alone reads, writes and shows progress.
 
-    Args:
-        workers: processes side by side, one thread each; all cores by default.
-        fresh: remove what an earlier run left in the folder.
+    workers: processes side by side, one thread each; all cores by default.
+    fresh: remove what an earlier run left in the folder.
     """
 
     def __init__(
@@ -209,12 +207,11 @@ class Run:
         Jobs run side by side, one in each process. One that fails fails alone: its row says why, and the same command
         tries it again; a further `map` begins nothing, because what it is asked may depend on the row.
 
-        Args:
-            job: a function of a module; with the same config and setting it returns the same results. Taken up again
-                after a kill it goes on from what it left in `folder`.
-            settings: of each job, plain data; the same twice is one job.
-            distributed: None if a job is one process. Else jobs may run in turn, and all ranks of torchrun train each
-                of them together; True runs them in turn without torchrun too, because one job fills the machine.
+        job: a function of a module; with the same config and setting it returns the same results. Taken up again
+            after a kill it goes on from what it left in `folder`.
+        settings: of each job, plain data; the same twice is one job.
+        distributed: None if a job is one process. Else jobs may run in turn, and all ranks of torchrun train each
+            of them together; True runs them in turn without torchrun too, because one job fills the machine.
         """
         ranks = self.ranks
         if ranks.world > 1 and distributed is None:

@@ -94,8 +94,7 @@ class Entry(NamedTuple):
 class Shards:
     """The pictures of several tar files, in their order.
 
-    Args:
-        paths: the tar files, not compressed; a file list made once is kept in the user's cache.
+    paths: the tar files, not compressed; a file list made once is kept in the user's cache.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -278,11 +277,10 @@ class Decoded(Dataset[tuple[Tensor, Tensor]]):
 class PictureBatches:
     """Endless shuffled training batches (x, y) of this rank, standardised, on a device.
 
-    Args:
-        batch: pictures per step over all ranks.
-        size: of the square crops.
-        seed: decides order and crops.
-        loaders: worker processes of this rank that read and decode; 0 does it here.
+    batch: pictures per step over all ranks.
+    size: of the square crops.
+    seed: decides order and crops.
+    loaders: worker processes of this rank that read and decode; 0 does it here.
     """
 
     def __init__(

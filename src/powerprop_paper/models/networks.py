@@ -141,20 +141,19 @@ class Block(nn.Module):
 class FastCifar(nn.Module):
     """conv 24@2x2, ReLU; a `Block` of each width; the maximum over all places; fc."""
 
-    def __init__(self, classes: int = 10, widths: Sequence[int] = WIDTHS, heads: int = 0) -> None:
+    def __init__(self, classes: int = 10, widths: Sequence[int] = WIDTHS) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, STEM, 2)
         self.blocks = nn.Sequential(*(Block(c_in, c_out) for c_in, c_out in zip((STEM, *widths), widths, strict=False)))
-        self.output = "heads" if heads else "fc"
-        self.add_module(self.output, output_layer(widths[-1], classes, heads))
+        self.fc = nn.Linear(widths[-1], classes)
 
-    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.stem(x)))
-        return answer(self.get_submodule(self.output), x.amax((2, 3)), task)
+        return self.fc(x.amax((2, 3)))  # type: ignore[no-any-return]
 
 
 def fast_cifar(
-    classes: int = 10, *, widths: Sequence[int] = WIDTHS, heads: int = 0, init: str = "he_normal",
+    classes: int = 10, *, widths: Sequence[int] = WIDTHS, init: str = "he_normal",
     generator: torch.Generator | None = None,
 ) -> FastCifar:  # fmt: skip
     """A narrow form of the networks of CIFAR speed runs (Jordan, 2024): 498,114 parameters with its own widths.
@@ -165,4 +164,4 @@ def fast_cifar(
     """
     if not 1 <= len(widths) <= 4 or min(widths) < 1:
         raise ValueError(f"widths must be one to four positive numbers of channels, got {tuple(widths)}")
-    return build(lambda: FastCifar(classes, widths, heads), init, generator)
+    return build(lambda: FastCifar(classes, widths), init, generator)

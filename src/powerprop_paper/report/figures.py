@@ -26,8 +26,8 @@ ROOM, LEAST = 0.06, 0.02
 
 
 def pruning_curves(
-    curves: Sequence[Curve], path: str | Path, title: str, xlabel: str = "weights kept (log scale)",
-    ylabel: str = "test accuracy", highlight: tuple[float, float] | None = None, caption: str = "",
+    curves: Sequence[Curve], path: str | Path, title: str, ylabel: str = "test accuracy",
+    highlight: tuple[float, float] | None = None, caption: str = "",
 ) -> Image:  # fmt: skip
     """A fraction against the fraction of weights kept, dense on the left (the paper's figures 2 a and b, 3 a and b).
 
@@ -42,7 +42,7 @@ def pruning_curves(
                 f"curve {curve.label!r}: weights kept must be fractions in (0, 1], got {low:g} to {high:g}"
             )
     figure = sized(curves, 7.4, 4.3)
-    axes = style.dress(figure.add_subplot(), title, xlabel, ylabel)
+    axes = style.dress(figure.add_subplot(), title, "weights kept (log scale)", ylabel)
     if highlight is not None:
         axes.axvspan(*highlight, color=palette.ACCENT, alpha=0.07, linewidth=0, zorder=0)
     draw(axes, curves, (0.0, 1.0), 100.0)
@@ -55,20 +55,18 @@ def pruning_curves(
 
 def lines(
     curves: Sequence[Curve], path: str | Path, title: str, xlabel: str, ylabel: str, percent: bool = False,
-    logx: bool = False, fractions: bool = False, reference: tuple[float, str] | None = None,
+    logx: bool = False, fractions: bool = False,
     changes: tuple[Sequence[float], Sequence[float]] | None = None, caption: str = "", wide: bool = False,
     logy: bool = False,
 ) -> Image:  # fmt: skip
     """Any metric against steps, tasks or batch size, each curve labelled at its end.
 
-    Args:
-        percent: the values are fractions, shown as percent.
-        logx: logarithmic x axis.
-        fractions: the positions are fractions, shown as percent where they were measured.
-        reference: (value, label) of a dashed horizontal line, such as the paper's number.
-        changes: places on the x axis where something changed (dashed), and where it was noticed (triangles).
-        wide: for the whole width of the page.
-        logy: logarithmic y axis.
+    percent: the values are fractions, shown as percent.
+    logx: logarithmic x axis.
+    fractions: the positions are fractions, shown as percent where they were measured.
+    changes: places on the x axis where something changed (dashed), and where it was noticed (triangles).
+    wide: for the whole width of the page.
+    logy: logarithmic y axis.
     """
     require_curves(curves, title)
     if percent:
@@ -77,8 +75,6 @@ def lines(
     axes = style.dress(figure.add_subplot(), title, xlabel, ylabel)
     scale = 100.0 if percent else 1.0
     draw(axes, curves, (0.0, 1.0) if percent else None, scale)
-    if reference is not None:
-        _reference(axes, reference[0] * scale, reference[1])
     if changes is not None:
         _changes(axes, *changes)
     _x_axis(axes, curves, logx, fractions)
@@ -89,8 +85,6 @@ def lines(
     end_labels(axes, [curve.end(scale) for curve in curves])
     place: Callable[[float], str] = percent_text if fractions else number_text
     alt = f"{title}: {ylabel} against {xlabel}. {in_words(curves, place, percent_text if percent else number_text)}"
-    if reference is not None:
-        alt += f" Dashed: {reference[1]}."
     return Image(style.save(figure, path), alt, caption, wide)
 
 
@@ -161,14 +155,6 @@ def _log_y_axis(axes: Axes, curves: Sequence[Curve], scale: float) -> None:
     axes.yaxis.set_minor_formatter("")
 
 
-def _reference(axes: Axes, value: float, label: str) -> None:
-    axes.axhline(value, color=palette.MUTED, linewidth=1, linestyle=style.DASHES, zorder=1.5)
-    axes.annotate(
-        label, xy=(0.01, value), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-        fontsize=8.5, color=palette.MUTED,
-    )  # fmt: skip
-
-
 def _changes(axes: Axes, true: Sequence[float], noticed: Sequence[float]) -> None:
     """Dashed lines from bottom to top, and triangles on the upper edge."""
     for place in true:
@@ -185,10 +171,9 @@ def panels(
 ) -> Image:  # fmt: skip
     """A small figure for each name, with a scale of its own, and one key for all.
 
-    Args:
-        curves: of every panel by its name.
-        span: a panel shows at most so much below its largest value, and curves that fall lower leave it: one that does
-            much worse than the others would make them one line. By default all is shown.
+    curves: of every panel by its name.
+    span: a panel shows at most so much below its largest value, and curves that fall lower leave it: one that does
+        much worse than the others would make them one line. By default all is shown.
     """
     for name, each in curves.items():
         require_curves(each, name)

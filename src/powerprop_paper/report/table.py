@@ -75,12 +75,11 @@ Value: TypeAlias = Mean | float | int | str | None
 class Column:
     """A column and how its values are shown.
 
-    Args:
-        name: the heading, with the unit if there is one.
-        best: mark the largest (``"max"``) or smallest (``"min"``) mean; text never competes.
-        digits: decimals; by default the middle of what the means ask for.
-        percent: the values are fractions, show them times 100.
-        paper: printed values of the paper, shown in a quieter voice and never marked as best.
+    name: the heading, with the unit if there is one.
+    best: mark the largest (``"max"``) or smallest (``"min"``) mean; text never competes.
+    digits: decimals; by default the middle of what the means ask for.
+    percent: the values are fractions, show them times 100.
+    paper: printed values of the paper, shown in a quieter voice and never marked as best.
     """
 
     name: str

@@ -37,23 +37,22 @@ PURPOSES = ("actor", "critic", "exploring", "batches", "noise", "examples")
 class Settings:
     """The numbers of soft actor-critic.
 
-    Args:
-        width: units of a hidden layer.
-        layers: hidden layers.
-        batch: transitions per update.
-        discount: γ.
-        lr: learning rate of Adam, for actor, critics and temperature.
-        clip: the largest norm of a gradient; 0 is any.
-        target_std: of every action before squashing, which the temperature aims at.
-        polyak: the share of themselves that target networks keep in each update.
-        replay: transitions that are kept of the task in hand.
-        start: steps of a task before the first update.
-        random_steps: steps at the beginning of a task whose actions are drawn uniformly.
-        train_every: steps between trainings.
-        updates: of a training.
-        retrain_steps: updates after pruning, from the replay alone, for strategies that prune.
-        examples: transitions that strategies which look at a task's data when it ends are shown; those with a memory
-            of examples see all of the replay.
+    width: units of a hidden layer.
+    layers: hidden layers.
+    batch: transitions per update.
+    discount: γ.
+    lr: learning rate of Adam, for actor, critics and temperature.
+    clip: the largest norm of a gradient; 0 is any.
+    target_std: of every action before squashing, which the temperature aims at.
+    polyak: the share of themselves that target networks keep in each update.
+    replay: transitions that are kept of the task in hand.
+    start: steps of a task before the first update.
+    random_steps: steps at the beginning of a task whose actions are drawn uniformly.
+    train_every: steps between trainings.
+    updates: of a training.
+    retrain_steps: updates after pruning, from the replay alone, for strategies that prune.
+    examples: transitions that strategies which look at a task's data when it ends are shown; those with a memory
+        of examples see all of the replay.
     """
 
     width: int = 256

@@ -19,13 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["ALONE", "RankBatches", "Ranks", "current_ranks", "leave", "local_device", "process_group", "under_torchrun"]
-
 T = TypeVar("T")
 
 
-class Batched(Protocol):
-    """An endless source of (inputs, labels), as `fit` takes it."""
+class BatchSource(Protocol):
+    """An endless iterator of (inputs, labels) whose position is part of a checkpoint."""
 
     def __next__(self) -> tuple[Tensor, Tensor]: ...
 
@@ -122,7 +120,7 @@ class RankBatches:
     The state is the source's, so that a run can go on with another number of ranks.
     """
 
-    def __init__(self, batches: Batched, ranks: Ranks) -> None:
+    def __init__(self, batches: BatchSource, ranks: Ranks) -> None:
         self.batches, self.ranks = batches, ranks
 
     def __iter__(self) -> RankBatches:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from powerprop.files import FileError, write_atomically
 from powerprop.training import LossTally, NonFiniteError, Rates
-from powerprop_paper.train.distributed import ALONE, Ranks
+from powerprop_paper.train.distributed import ALONE, BatchSource, Ranks
 from powerprop_paper.train.log import MetricsLog
 from powerprop_paper.train.precision import FULL, Precision
 
@@ -84,16 +84,6 @@ def _checksums() -> Iterator[None]:
         set_crc32_options(before)
 
 
-class BatchSource(Protocol):
-    """An endless iterator of (inputs, labels) whose position is part of a checkpoint."""
-
-    def __next__(self) -> tuple[Tensor, Tensor]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 def fit(
     model: nn.Module, optimizer: Optimizer, batches: BatchSource, steps: int, *, loss: Loss = cross_entropy,
     schedule: Schedule | None = None, clip: float | None = None, checkpoint: str | Path | None = None,
@@ -104,20 +94,19 @@ def fit(
 ) -> None:  # fmt: skip
     """Train `model` for `steps` steps; with a checkpoint on the disk, go on from there.
 
-    Args:
-        batches: endless source of (inputs, labels); moved to the model's device here.
-        loss: `loss(model(inputs), labels)`.
-        schedule: factor of the learning rates at step 0, 1, …, which afterwards are what they were; None leaves them
-            alone.
-        clip: largest norm of the gradient of the weights that are trained; None leaves it as it is.
-        checkpoint: file for model, optimiser, batches, step and log position; it stays after the last step.
-        log: receives the mean training loss every `log_every` steps and what `evaluate(model)` returns
-            every `eval_every` steps (None: after the last step only).
-        progress: called with the step and the latest values whenever something was measured.
-        precision: of the forward and backward pass; weights and updates are float32.
-        ranks: the processes that train together, each on its part of the batch. All call `fit` alike, with the same
-            weights and the same state of the optimiser, and measure together; rank 0 alone writes the checkpoint, and
-            all go on from it. Others need no log.
+    batches: endless source of (inputs, labels); moved to the model's device here.
+    loss: `loss(model(inputs), labels)`.
+    schedule: factor of the learning rates at step 0, 1, …, which afterwards are what they were; None leaves them
+        alone.
+    clip: largest norm of the gradient of the weights that are trained; None leaves it as it is.
+    checkpoint: file for model, optimiser, batches, step and log position; it stays after the last step.
+    log: receives the mean training loss every `log_every` steps and what `evaluate(model)` returns
+        every `eval_every` steps (None: after the last step only).
+    progress: called with the step and the latest values whenever something was measured.
+    precision: of the forward and backward pass; weights and updates are float32.
+    ranks: the processes that train together, each on its part of the batch. All call `fit` alike, with the same
+        weights and the same state of the optimiser, and measure together; rank 0 alone writes the checkpoint, and
+        all go on from it. Others need no log.
 
     Raises:
         NonFiniteError: the loss or a weight is NaN or infinite. Looked at every `log_every` steps and before each

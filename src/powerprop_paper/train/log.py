@@ -21,10 +21,9 @@ class MetricsLog:
 
     Lines hold the step and the values only, no clock, so that a resumed run writes the same bytes.
 
-    Args:
-        path: the file; TensorBoard events go to the folder beside it.
-        tensorboard: also write TensorBoard scalars (needs the extra `tensorboard`); by default if the environment
-            variable POWERPROP_TENSORBOARD is 1, which reaches the worker processes of a run too.
+    path: the file; TensorBoard events go to the folder beside it.
+    tensorboard: also write TensorBoard scalars (needs the extra `tensorboard`); by default if the environment
+        variable POWERPROP_TENSORBOARD is 1, which reaches the worker processes of a run too.
     """
 
     def __init__(self, path: str | Path, tensorboard: bool | None = None) -> None:

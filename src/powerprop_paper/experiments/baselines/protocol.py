@@ -22,19 +22,18 @@ BY_SCENARIO: dict[Scenario, str] = {TASK: HEADS, DOMAIN: SHARED, CLASS: STREAM}
 class Protocol:
     """How a benchmark is learned.
 
-    Args:
-        data: name of the data set.
-        stream: "split" (some classes per task) or "permuted" (the pixels of every task in an order of its own).
-        tasks: in the whole stream.
-        model: "mlp" with two hidden layers of `width` units, or "alexnet".
-        optimizer, lr, batch: of every method that has none of its own.
-        outputs: what the network answers with, by scenario; scenarios with the same outputs share a training.
-        among: the outputs that a class of the stream is told from: "all", or those "seen" so far.
-        carry: the optimiser is made once and remembers from task to task, in methods that allow it.
-        own: optimiser and learning rate of methods that the reference, or their own paper, trains otherwise.
-        steps: of methods whose published values are van de Ven & Tolias's: so many steps per task, whatever the epochs,
-            on pixels in [0, 1]. Others see images with mean 0 and variance 1.
-        reference: where the protocol is from.
+    data: name of the data set.
+    stream: "split" (some classes per task) or "permuted" (the pixels of every task in an order of its own).
+    tasks: in the whole stream.
+    model: "mlp" with two hidden layers of `width` units, or "alexnet".
+    optimizer, lr, batch: of every method that has none of its own.
+    outputs: what the network answers with, by scenario; scenarios with the same outputs share a training.
+    among: the outputs that a class of the stream is told from: "all", or those "seen" so far.
+    carry: the optimiser is made once and remembers from task to task, in methods that allow it.
+    own: optimiser and learning rate of methods that the reference, or their own paper, trains otherwise.
+    steps: of methods whose published values are van de Ven & Tolias's: so many steps per task, whatever the epochs,
+        on pixels in [0, 1]. Others see images with mean 0 and variance 1.
+    reference: where the protocol is from.
     """
 
     data: str
