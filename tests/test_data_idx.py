@@ -18,9 +18,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from powerprop.files import write_atomically
 from powerprop_paper.data import DataCorrupt, DataNotFound, load
-from powerprop_paper.data.files import digest, fetch, read_checked
 from powerprop_paper.data.sets import idx_bytes, load_idx, read_idx
-from powerprop_paper.data.sources import MNIST, IdxFile, IdxSource
+from powerprop_paper.data.sources import MNIST, IdxFile, IdxSource, digest, fetch, read_checked
 
 pytestmark = pytest.mark.usefixtures("no_data_places")
 

@@ -19,7 +19,7 @@ from powerprop.sparsify import SET
 from powerprop.sparsify.calibrated import CRITERIA
 from powerprop_paper.experiments.baselines.strategies import EXPERIMENTS as LEARNING
 from powerprop_paper.experiments.sparse import EXPERIMENTS as TRAINING
-from powerprop_paper.report.palette import AZURE, VIOLET, Look, method_look
+from powerprop_paper.report.style import AZURE, VIOLET, Look, method_look
 from powerprop_paper.run import Experiment
 from powerprop_paper.sparse_methods import METHODS, SPARSIFIERS, add
 from runs import PRESET, digits, run_smoke, table

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from powerprop_paper import report
 from powerprop_paper.report import Bars, Curve, Image, Mean, Point, figures, style
 from powerprop_paper.report.curve import Named, end_labels, keep_apart, point_labels
-from powerprop_paper.report.palette import (
+from powerprop_paper.report.style import (
     ALPHA_COLOURS,
     BASELINE,
     HUES,

@@ -21,7 +21,7 @@ from powerprop_paper.display import print_table, say
 from powerprop_paper.experiments.catalogue import FAMILIES, find
 from powerprop_paper.json_files import read_json
 from powerprop_paper.pages import Figure, Page, Section, data_of, write_page
-from powerprop_paper.report import Column, Image, Mean, Table, palette, style
+from powerprop_paper.report import Column, Image, Mean, Table, style
 from powerprop_paper.report.page import index, write_docs
 from powerprop_paper.run import RunError
 
@@ -254,9 +254,9 @@ def draw_differences(pairs: Sequence[Pair], title: str, names: tuple[str, str], 
     rows = range(len(pairs))
     found = [pair.difference or Mean(0.0, math.nan, 1) for pair in pairs]
     spreads = [mean.std if math.isfinite(mean.std) else 0.0 for mean in found]
-    axes.axvline(0, color=palette.MUTED, linewidth=1)
-    axes.errorbar([mean.mean for mean in found], rows, xerr=spreads, fmt="o", capsize=2.5, color=palette.ACCENT)
-    axes.set_yticks(rows, [f"{pair.row}, {pair.column}" for pair in pairs], fontsize=9, color=palette.INK)
+    axes.axvline(0, color=style.MUTED, linewidth=1)
+    axes.errorbar([mean.mean for mean in found], rows, xerr=spreads, fmt="o", capsize=2.5, color=style.ACCENT)
+    axes.set_yticks(rows, [f"{pair.row}, {pair.column}" for pair in pairs], fontsize=9, color=style.INK)
     axes.set_ylim(len(pairs) - 0.5, -0.5)
     words = "; ".join(f"{pair.row}, {pair.column}: {pair.texts()[2]}" for pair in pairs)
     return Image(style.save(figure, path), f"{title}, {names[1]} less {names[0]}{points}: {words}.")

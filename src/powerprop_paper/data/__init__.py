@@ -9,7 +9,6 @@ from pathlib import Path
 
 from powerprop.batches import Batches, Part, Splits
 from powerprop.continual.task import Task
-from powerprop_paper.data.files import DataCorrupt, DataNotFound
 from powerprop_paper.data.images import (
     AT_ONCE,
     Images,
@@ -21,7 +20,16 @@ from powerprop_paper.data.images import (
     to_float,
 )
 from powerprop_paper.data.sets import load_cifar, load_idx, load_notmnist, load_tiny
-from powerprop_paper.data.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, NOTMNIST, TINY_IMAGENET_10
+from powerprop_paper.data.sources import (
+    CIFAR10,
+    CIFAR100,
+    FASHION_MNIST,
+    MNIST,
+    NOTMNIST,
+    TINY_IMAGENET_10,
+    DataCorrupt,
+    DataNotFound,
+)
 from powerprop_paper.data.streams import Stream, permuted, rotated, split
 from powerprop_paper.data.text import Text, Windows, load_text
 

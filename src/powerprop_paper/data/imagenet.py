@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from powerprop.files import write_atomically
-from powerprop_paper.data.files import cache_dir, damaged, not_found, roots
 from powerprop_paper.data.pictures import MAX_BYTES, centre_crop, random_resized_crop, read_picture, standardise
+from powerprop_paper.data.sources import cache_dir, damaged, not_found, roots
 from powerprop_paper.train.distributed import ALONE, Ranks
 
 SUFFIXES = ("jpg", "jpeg", "png")

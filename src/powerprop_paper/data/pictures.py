@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from powerprop_paper.data.files import Bytes, damaged
+from powerprop_paper.data.sources import Bytes, damaged
 
 MAX_BYTES = 64 * 2**20
 """No picture of a data set is larger; an entry that says so is damaged."""

@@ -27,8 +27,14 @@ import torch
 from torch import Tensor
 
 from powerprop.files import write_atomically
-from powerprop_paper.data.files import (
+from powerprop_paper.data.images import Images
+from powerprop_paper.data.pictures import decode, read_picture
+from powerprop_paper.data.sources import (
     Bytes,
+    CifarSource,
+    FolderSource,
+    IdxFile,
+    IdxSource,
     check,
     corrupt,
     digest,
@@ -39,9 +45,6 @@ from powerprop_paper.data.files import (
     read_checked,
     roots,
 )
-from powerprop_paper.data.images import Images
-from powerprop_paper.data.pictures import decode, read_picture
-from powerprop_paper.data.sources import CifarSource, FolderSource, IdxFile, IdxSource
 
 # MNIST and Fashion-MNIST: four IDX files.
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from powerprop_paper.data.files import damaged, download_root, fetch, not_found, read_checked, roots
+from powerprop_paper.data.sources import damaged, download_root, fetch, not_found, read_checked, roots
 
 __all__ = ["SHAKESPEARE", "Text", "Windows", "load_text", "read_text"]
 

@@ -3,16 +3,18 @@
 from powerprop.continual.generative_replay import VAE, vae
 from powerprop_paper.models.autoencoders import ReplayVAE, TaskVAE, replay_vae, task_vae
 from powerprop_paper.models.gpt import GPT, gpt
-from powerprop_paper.models.layers import Heads, fans, initialise
 from powerprop_paper.models.networks import (
     MLP,
     WIDTHS,
     AlexNet,
     Conv6,
     FastCifar,
+    Heads,
     alexnet,
     conv6,
+    fans,
     fast_cifar,
+    initialise,
     lenet_300_100,
     mlp,
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from powerprop.continual.generative_replay import VAE
-from powerprop_paper.models.layers import answer, build, linear_layers, output_layer
+from powerprop_paper.models.networks import answer, build, linear_layers, output_layer
 
 
 class ReplayVAE(VAE):

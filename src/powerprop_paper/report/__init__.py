@@ -7,8 +7,7 @@ from powerprop_paper.report.charts import Bars, Grid, Point, bars, heatmap, imag
 from powerprop_paper.report.curve import Curve
 from powerprop_paper.report.figures import lines, panels, pruning_curves
 from powerprop_paper.report.page import Headline, Stat
-from powerprop_paper.report.palette import alpha_look, method_look
-from powerprop_paper.report.style import Image, MissingMatplotlibError
+from powerprop_paper.report.style import Image, MissingMatplotlibError, alpha_look, method_look
 from powerprop_paper.report.table import Column, Mean, Table, Value
 from powerprop_paper.report.weights import density, weight_change, weight_change_stats
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from powerprop_paper.report import palette, style
+from powerprop_paper.report import style
 from powerprop_paper.report.curve import Array, Named, point_labels
 from powerprop_paper.report.figures import number_text, percent_text
-from powerprop_paper.report.palette import Look, alpha_look, method_look
-from powerprop_paper.report.style import Image
+from powerprop_paper.report.style import Image, Look, alpha_look, method_look
 from powerprop_paper.report.table import Mean
 
 if TYPE_CHECKING:
@@ -56,14 +55,14 @@ def bars(
     rows = np.arange(len(labels), dtype=np.float64)
     height = (0.5 if zoom else 0.78) / len(series)
     for row in range(1, len(labels), 2):
-        axes.axhspan(row - 0.5, row + 0.5, color=palette.SHADE, linewidth=0, zorder=0)
+        axes.axhspan(row - 0.5, row + 0.5, color=style.SHADE, linewidth=0, zorder=0)
     for number, one in enumerate(series):
         _draw_series(axes, one, rows + (number - (len(series) - 1) / 2) * height, height, zoom)
-    axes.set_yticks(rows, labels, fontsize=9.5, color=palette.INK)
+    axes.set_yticks(rows, labels, fontsize=9.5, color=style.INK)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
     if len(series) > 1:
-        figure.legend(loc="outside lower center", ncols=len(series), fontsize=9, frameon=False, labelcolor=palette.INK)
+        figure.legend(loc="outside lower center", ncols=len(series), fontsize=9, frameon=False, labelcolor=style.INK)
     words = "; ".join(
         f"{one.label}, {label}: {number_text(mean.mean)}"
         for one in series
@@ -77,8 +76,8 @@ def _draw_series(axes: Axes, one: Bars, rows: Array, height: float, zoom: bool) 
     known = [(mean, row) for mean, row in zip(one.means, rows, strict=True) if mean is not None]
     means, places = [mean.mean for mean, _ in known], [row for _, row in known]
     stds = [mean.std if mean.n > 1 else 0.0 for mean, _ in known]
-    colour = palette.alpha_colour(one.alpha)
-    error: dict[str, Any] = {"ecolor": palette.darker(colour), "elinewidth": 1.2, "capsize": 2.5, "capthick": 1.2}
+    colour = style.alpha_colour(one.alpha)
+    error: dict[str, Any] = {"ecolor": style.darker(colour), "elinewidth": 1.2, "capsize": 2.5, "capthick": 1.2}
     if zoom:
         axes.errorbar(means, places, xerr=stds, fmt="o", color=colour, markersize=6, label=one.label, zorder=4, **error)
     else:
@@ -133,7 +132,7 @@ def scatter(
         mean = point.y.scaled(scale)
         axes.errorbar(
             point.x, mean.mean, yerr=mean.std if mean.n > 1 else None, color=colour, marker=marker, markersize=8,
-            markerfacecolor=colour if point.filled else palette.PAPER, markeredgecolor=colour, markeredgewidth=1.6,
+            markerfacecolor=colour if point.filled else style.PAPER, markeredgecolor=colour, markeredgewidth=1.6,
             elinewidth=1.2, capsize=2.5, zorder=3,
         )  # fmt: skip
     axes.margins(x=0.1, y=0.1)
@@ -176,8 +175,8 @@ def heatmap(
         _write_values(axes, values * 100, low)
     bar = figure.colorbar(image, ax=axes, shrink=0.86, pad=0.03, format="{x:g}%")
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=9, colors=palette.MUTED)
-    bar.set_label(label, fontsize=10, color=palette.INK)
+    bar.ax.tick_params(length=0, labelsize=9, colors=style.MUTED)
+    bar.set_label(label, fontsize=10, color=style.INK)
     alt = (
         f"{title}: {label} in {rows} rows ({ylabel}) and {columns} columns ({xlabel}), "
         f"{100 * known.min():.3g}% to {100 * known.max():.3g}%, {100 * values.diagonal().mean():.3g}% on the diagonal."
@@ -194,7 +193,7 @@ def _task_ticks(axes: Axes, rows: int, columns: int) -> None:
 def _write_values(axes: Axes, percent: Array, low: float) -> None:
     for (row, column), value in np.ndenumerate(percent):
         if np.isfinite(value):
-            colour = palette.ON_DARK if (value - low) / (100 - low) > 0.6 else palette.ON_LIGHT
+            colour = style.ON_DARK if (value - low) / (100 - low) > 0.6 else style.ON_LIGHT
             axes.text(column + 1, row + 1, f"{value:.1f}", ha="center", va="center", fontsize=7.5, color=colour)
 
 
@@ -236,7 +235,7 @@ def image_grids(
     across = min(across, len(grids))
     width, height = across * (columns * PITCH + 0.3) + 0.3, down * (len(rows) * PITCH + 0.55) + 0.4
     figure = style.figure(width, height)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=palette.INK)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=style.INK)
     for number, grid in enumerate(grids):
         axes = figure.add_subplot(down, across, number + 1)
         _draw_grid(axes, grid, rows if number % across == 0 else ())
@@ -252,11 +251,11 @@ def _draw_grid(axes: Axes, grid: Grid, rows: Sequence[str]) -> None:
     axes.imshow(joined, cmap="gray_r", vmin=0, vmax=1, interpolation="none", extent=(0, columns, count, 0))
     axes.set_xticks([])
     axes.set_yticks([row + 0.5 for row in range(len(rows))], list(rows))
-    axes.tick_params(length=0, labelsize=9, colors=palette.MUTED, pad=3)
+    axes.tick_params(length=0, labelsize=9, colors=style.MUTED, pad=3)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.text(0, -0.75 if grid.note else -0.2, grid.label, fontsize=9.5, fontweight="bold", color=palette.INK)
-    axes.text(0, -0.15, grid.note, fontsize=8.5, color=palette.MUTED)
+    axes.text(0, -0.75 if grid.note else -0.2, grid.label, fontsize=9.5, fontweight="bold", color=style.INK)
+    axes.text(0, -0.15, grid.note, fontsize=8.5, color=style.MUTED)
 
 
 def tiled(images: Array) -> Array:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerprop_paper.report import palette
-from powerprop_paper.report.palette import Look, alpha_look, method_look
+from powerprop_paper.report import style
+from powerprop_paper.report.style import Look, alpha_look, method_look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ class Curve:
     alpha: decides colour and marker where powers are compared; None where they are not.
     x: (points,) positions.
     values: (seeds, points) measurements, or (points,) for a single run.
-    method: decides colour and marker where methods are compared, see `palette.METHODS`.
+    method: decides colour and marker where methods are compared, see `style.METHODS`.
     plain: the plain one of two curves of the same colour: a method without Powerpropagation, Adam without virtual
         targets, a pruned network as it is. Its line is thin and its markers are hollow.
     """
@@ -93,7 +93,7 @@ class Curve:
         """By method, else by α, else that of the only curve of a figure."""
         if self.method is not None:
             return method_look(self.method)
-        return alpha_look(self.alpha) if self.alpha is not None else Look(palette.SLATE, "o")
+        return alpha_look(self.alpha) if self.alpha is not None else Look(style.SLATE, "o")
 
     def end(self, scale: float = 1.0, first: bool = False) -> Named:
         """The end of the drawn line (or its beginning) with the label to write there."""
@@ -141,8 +141,8 @@ def _drawn(curve: Curve, number: int, count: int) -> dict[str, Any]:
     return shown | {
         "color": colour, "linewidth": 1.2 if curve.plain else 2.0, "solid_capstyle": "round",
         "marker": "" if alone else marker, "markersize": 6, "markeredgewidth": 1.3 if curve.plain else 0.6,
-        "markerfacecolor": palette.PAPER if curve.plain else colour,
-        "markeredgecolor": colour if curve.plain else palette.PAPER, "clip_on": False,
+        "markerfacecolor": style.PAPER if curve.plain else colour,
+        "markeredgecolor": colour if curve.plain else style.PAPER, "clip_on": False,
     }  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def end_labels(axes: Axes, ends: Sequence[Named]) -> None:
         look: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
         axes.plot([x, 1.0, 1.03], [y, y, level], color=end.colour, linewidth=0.8, alpha=0.8, zorder=2, **look)
         axes.text(
-            1.04, level, end.label, color=palette.darker(end.colour), fontsize=9, fontweight="bold", va="center", **look
+            1.04, level, end.label, color=style.darker(end.colour), fontsize=9, fontweight="bold", va="center", **look
         )
 
 
@@ -214,7 +214,7 @@ def point_labels(axes: Axes, points: Sequence[Named]) -> None:
         edge = box[0] if left else box[2]
         axes.plot([x, edge], [y, level], color=point.colour, linewidth=0.8, alpha=0.8, zorder=2, **look)
         axes.text(
-            edge, level, point.label, color=palette.darker(point.colour), fontsize=9, fontweight="bold", va="center",
+            edge, level, point.label, color=style.darker(point.colour), fontsize=9, fontweight="bold", va="center",
             ha="left" if left else "right", **look,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from powerprop_paper.report import palette, style
+from powerprop_paper.report import style
 from powerprop_paper.report.curve import Curve, draw, end_labels, in_words, require_curves, require_fractions, room_for
 from powerprop_paper.report.style import Image
 
@@ -44,7 +44,7 @@ def pruning_curves(
     figure = sized(curves, 7.4, 4.3)
     axes = style.dress(figure.add_subplot(), title, "weights kept (log scale)", ylabel)
     if highlight is not None:
-        axes.axvspan(*highlight, color=palette.ACCENT, alpha=0.07, linewidth=0, zorder=0)
+        axes.axvspan(*highlight, color=style.ACCENT, alpha=0.07, linewidth=0, zorder=0)
     draw(axes, curves, (0.0, 1.0), 100.0)
     _kept_axis(axes, min(float(curve.positions[0]) for curve in curves))
     _percent_axis(axes, max(float((curve.mean + curve.std).max()) for curve in curves))
@@ -158,9 +158,9 @@ def _log_y_axis(axes: Axes, curves: Sequence[Curve], scale: float) -> None:
 def _changes(axes: Axes, true: Sequence[float], noticed: Sequence[float]) -> None:
     """Dashed lines from bottom to top, and triangles on the upper edge."""
     for place in true:
-        axes.axvline(place, color=palette.MUTED, linewidth=1, linestyle=style.DASHES, zorder=1.5)
+        axes.axvline(place, color=style.MUTED, linewidth=1, linestyle=style.DASHES, zorder=1.5)
     axes.plot(
-        noticed, [1.0] * len(noticed), "v", color=palette.ACCENT, markersize=6, transform=axes.get_xaxis_transform(),
+        noticed, [1.0] * len(noticed), "v", color=style.ACCENT, markersize=6, transform=axes.get_xaxis_transform(),
         clip_on=False, zorder=4,
     )  # fmt: skip
 
@@ -179,13 +179,13 @@ def panels(
         require_curves(each, name)
     down, across = -(-len(curves) // ACROSS), min(ACROSS, len(curves))
     figure = style.figure(0.6 + 2.0 * across, 1.0 + 1.8 * down)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=palette.INK)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=style.INK)
     last = max(float(curve.positions[-1]) for each in curves.values() for curve in each)
     for number, (name, each) in enumerate(curves.items()):
         below, left = number + ACROSS >= len(curves), number % ACROSS == 0
         axes = figure.add_subplot(down, across, number + 1)
         style.dress(axes, "", xlabel if below else "", ylabel if left else "")
-        axes.set_title(name, loc="left", fontsize=9.5, color=palette.INK, pad=4)
+        axes.set_title(name, loc="left", fontsize=9.5, color=style.INK, pad=4)
         _draw_panel(axes, each, span)
         axes.set_xlim(1, max(last, 2))
         axes.locator_params(axis="x", integer=True, nbins=5)
@@ -217,8 +217,8 @@ def _panel_look(curve: Curve, marked: bool) -> dict[str, Any]:
     return {
         "color": colour, "linewidth": 1.0 if curve.plain else 1.9, "marker": marker, "markersize": 4,
         "markevery": [0] if marked else [0, -1], "markeredgewidth": 1.0 if curve.plain else 0.5,
-        "markerfacecolor": palette.PAPER if curve.plain else colour,
-        "markeredgecolor": colour if curve.plain else palette.PAPER, "solid_capstyle": "round",
+        "markerfacecolor": style.PAPER if curve.plain else colour,
+        "markeredgecolor": colour if curve.plain else style.PAPER, "solid_capstyle": "round",
     }  # fmt: skip
 
 
@@ -231,6 +231,6 @@ def _key(figure: Figure, curves: Sequence[Curve]) -> None:
     ]
     columns = min(len(curves), ACROSS)
     figure.legend(
-        handles=handles, loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=palette.INK,
+        handles=handles, loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=style.INK,
         handlelength=2.2, columnspacing=1.6,
     )  # fmt: skip

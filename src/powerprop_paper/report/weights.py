@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerprop_paper.report import palette, style
+from powerprop_paper.report import style
 from powerprop_paper.report.curve import Array
 from powerprop_paper.report.style import Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SURVIVOR = palette.ORANGE
+SURVIVOR = style.ORANGE
 REST = "#9aa4b2"
-BEFORE = palette.AZURE
+BEFORE = style.AZURE
 
 
 def bandwidth(values: Array) -> float:
@@ -73,7 +73,7 @@ def weight_change(
     first, last, kept = first[chosen], last[chosen], kept[chosen]
 
     figure = style.figure(5.6, 5.6)
-    figure.suptitle(title, x=0.015, ha="left", fontsize=11.5, fontweight="bold", color=palette.INK)
+    figure.suptitle(title, x=0.015, ha="left", fontsize=11.5, fontweight="bold", color=style.INK)
     spec = figure.add_gridspec(2, 2, width_ratios=(4, 1.05), height_ratios=(1.05, 4))
     main = style.dress(figure.add_subplot(spec[1, 0]), "", "weight before training", "weight after training")
     _scatter(main, first, last, kept, limit)
@@ -82,7 +82,7 @@ def weight_change(
     right = figure.add_subplot(spec[1, 1], sharey=main)
     grid = np.linspace(-limit, limit, 401)
     _marginal(top, grid, first, kept, BEFORE, upright=True)
-    _marginal(right, grid, last, kept, palette.INK, upright=False)
+    _marginal(right, grid, last, kept, style.INK, upright=False)
     _key(figure.add_subplot(spec[0, 1]), stats["kept"])
     alt = (
         f"{title}: weights after training against the same weights before. Density at zero "
@@ -112,12 +112,12 @@ def _blocks(data: Array, size: int = 4096) -> list[Array]:
 
 def _scatter(axes: Axes, first: Array, last: Array, kept: NDArray[np.bool_], limit: float) -> None:
     for left, bottom in ((-limit, 0.0), (0.0, -limit)):
-        axes.fill_between([left, left + limit], bottom, bottom + limit, color=palette.SHADE, linewidth=0, zorder=0)
-    axes.plot([-limit, limit], [-limit, limit], color=palette.MUTED, linewidth=0.8, linestyle=style.DASHES, zorder=1)
+        axes.fill_between([left, left + limit], bottom, bottom + limit, color=style.SHADE, linewidth=0, zorder=0)
+    axes.plot([-limit, limit], [-limit, limit], color=style.MUTED, linewidth=0.8, linestyle=style.DASHES, zorder=1)
     for mask, colour, size, opacity in ((~kept, REST, 3.0, 0.35), (kept, SURVIVOR, 6.0, 0.7)):
         axes.scatter(first[mask], last[mask], s=size, c=colour, alpha=opacity, linewidths=0, rasterized=True, zorder=2)
-    axes.axhline(0, color=palette.INK, linewidth=0.6, zorder=1)
-    axes.axvline(0, color=palette.INK, linewidth=0.6, zorder=1)
+    axes.axhline(0, color=style.INK, linewidth=0.6, zorder=1)
+    axes.axvline(0, color=style.INK, linewidth=0.6, zorder=1)
     axes.set_xlim(-limit, limit)
     axes.set_ylim(-limit, limit)
     axes.locator_params(nbins=5)
@@ -127,7 +127,7 @@ def _describe(axes: Axes, stats: dict[str, float], limit: float) -> None:
     """Write the numbers into the shaded quadrants, where few weights are."""
     zero = f"density at zero\n{stats['density at zero before']:.3g} before\n{stats['density at zero after']:.3g} after"
     text = f"sign changed\n{stats['sign changes of survivors']:.1%} of survivors\n{stats['sign changes']:.1%} of all"
-    look: dict[str, Any] = {"fontsize": 8.5, "color": palette.MUTED, "linespacing": 1.4, "zorder": 4}
+    look: dict[str, Any] = {"fontsize": 8.5, "color": style.MUTED, "linespacing": 1.4, "zorder": 4}
     axes.text(-0.96 * limit, 0.96 * limit, zero, ha="left", va="top", **look)
     axes.text(0.96 * limit, -0.96 * limit, text, ha="right", va="bottom", **look)
 
@@ -148,6 +148,6 @@ def _marginal(axes: Axes, grid: Array, values: Array, kept: NDArray[np.bool_], c
 
 def _key(axes: Axes, kept: float) -> None:
     axes.axis("off")
-    entries = ((BEFORE, "before"), (palette.INK, "after"), (SURVIVOR, f"kept ({kept:.0%})"))
+    entries = ((BEFORE, "before"), (style.INK, "after"), (SURVIVOR, f"kept ({kept:.0%})"))
     for row, (colour, text) in enumerate(entries):
         axes.text(0.02, 0.85 - 0.28 * row, text, color=colour, fontsize=9, fontweight="bold", transform=axes.transAxes)
