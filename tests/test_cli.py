@@ -14,8 +14,8 @@ import pytest
 import toys
 from powerprop.cli import main
 from powerprop_paper import data
+from powerprop_paper.cli import FAMILIES
 from powerprop_paper.data import DataNotFound
-from powerprop_paper.experiments.catalogue import FAMILIES
 from powerprop_paper.experiments.oneshot import EXPERIMENTS
 from toys import BREAK, files
 

@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from powerprop.cli import did_you_mean, main
-from powerprop_paper.cli import Options, parse
-from powerprop_paper.experiments.catalogue import FAMILIES, find
+from powerprop_paper.cli import FAMILIES, Options, find, parse
 from powerprop_paper.pages import command
 from powerprop_paper.run import Run
 

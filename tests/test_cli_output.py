@@ -15,8 +15,8 @@ from rich.console import Console
 
 import toys
 from powerprop.cli import main
+from powerprop_paper.cli import FAMILIES
 from powerprop_paper.display import fits, print_table
-from powerprop_paper.experiments.catalogue import FAMILIES
 from powerprop_paper.report import Column, Table
 
 WIDE = Table(

@@ -21,10 +21,10 @@ from PIL import Image
 
 from powerprop.cli import main
 from powerprop_paper import data
+from powerprop_paper.cli import find
 from powerprop_paper.data import Images
 from powerprop_paper.experiments import world
 from powerprop_paper.experiments.baselines import strategies
-from powerprop_paper.experiments.catalogue import find
 
 PRESET = "tiny"
 FAMILIES = {

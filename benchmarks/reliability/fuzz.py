@@ -34,8 +34,8 @@ from kinds import TARGETS
 
 from powerprop.cli import main
 from powerprop.files import FileError
+from powerprop_paper.cli import FAMILIES
 from powerprop_paper.data import DataCorrupt, DataNotFound
-from powerprop_paper.experiments.catalogue import FAMILIES
 from powerprop_paper.run import Run, RunError
 
 PLAIN = (FileError, RunError, DataCorrupt, DataNotFound)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
@@ -23,7 +24,6 @@ from rich.console import Console
 from powerprop.cli import did_you_mean, ended, fail
 from powerprop_paper.data import DataCorrupt, DataNotFound
 from powerprop_paper.display import accept_every_character, print_table, say
-from powerprop_paper.experiments.catalogue import FAMILIES, find
 from powerprop_paper.pages import write
 from powerprop_paper.report.style import MissingMatplotlibError, matplotlib
 from powerprop_paper.report.table import Table
@@ -35,6 +35,23 @@ from powerprop_paper.train.log import TENSORBOARD, tensorboard_wanted
 T = TypeVar("T")
 INPUT_ERRORS = (RunError, DataNotFound, DataCorrupt, MissingMatplotlibError)
 """What the user can put right: shown as one line."""
+EXPERIMENTS = {
+    "oneshot": "mnist-oneshot mnist-optimisers cifar-oneshot",
+    "generative": "generative generative-notmnist",
+    "sparse": "sparse-training sparse-training-cifar",
+    "language.oneshot": "gpt-oneshot",
+    "language.sparse": "gpt-sparse",
+    "language.texts": "gpt-texts",
+    "imagenet": "imagenet",
+    "split": "split-mnist permuted-mnist rotated-mnist split-cifar100 long-permuted-mnist long-permuted-mnist-300 "
+    "endless-permuted-mnist",
+    "baselines.strategies": "split-mnist-strategies permuted-mnist-strategies split-cifar100-strategies powerprop-ewc",
+    "boundaries": "unknown-boundaries",
+    "inference": "task-inference",
+    "world": "continual-world",
+}
+"""The names of experiments by the module of their family; only the one that is asked for is imported."""
+FAMILIES = {name: family for family, names in EXPERIMENTS.items() for name in names.split()}
 PRESET = "cpu"
 """The preset unless another is asked for."""
 
@@ -53,6 +70,15 @@ class Options:
     """remove what an earlier run left in the folder, and start anew"""
     tensorboard: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """write the metrics of every training for TensorBoard too"""
+
+
+def find(name: str) -> Experiment:
+    """The experiment of this name; an unknown one is an error that lists the known."""
+    if name not in FAMILIES:
+        hint, known = did_you_mean(name, FAMILIES), ", ".join(FAMILIES)
+        raise RunError(f"unknown experiment {name!r}{hint}; known are {known}")
+    found: Experiment = import_module(f"powerprop_paper.experiments.{FAMILIES[name]}").EXPERIMENTS[name]
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:

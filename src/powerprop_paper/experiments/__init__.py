@@ -1,1 +1,1 @@
-"""The experiments of the paper, one file for each family; `catalogue` says where each is."""
+"""The experiments of the paper, one file for each family; `cli.EXPERIMENTS` says where each is."""
