@@ -55,7 +55,7 @@ def finished(toy: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> P
         (["run", "--seeds", "1"], f"run needs the name of an experiment first, got '--seeds'; known are {KNOWN}"),
         (
             ["run", "mnist-onshot"],
-            f"unknown experiment 'mnist-onshot' (did you mean mnist-oneshot or cifar-oneshot?); known are {KNOWN}",
+            f"unknown experiment 'mnist-onshot' (did you mean mnist-oneshot or gpt-oneshot?); known are {KNOWN}",
         ),
         (["results", "tea"], f"unknown experiment 'tea'; known are {KNOWN}"),
         (["results", "--preset", "tea"], "mnist-oneshot has no preset 'tea'; it has smoke, demo, cpu, paper"),
