@@ -156,7 +156,8 @@ class Compare:
         names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
         with content_of(f"{first} or {second}", "what a finished run says"):
             changed, pairs = changed_settings(names, there, here), pairs_of(there, here)
-        table, console = pairs_table(names, pairs), Console()
+        rows = [[pair.row, pair.column, *pair.texts()] for pair in pairs]
+        table, console = Table("Values", ["", "value", *names, "difference"], rows, SPREAD), Console()
         for each in (*changed, table):
             print_table(console, each.to_rich())
         page = Page(
@@ -181,7 +182,8 @@ def changed_settings(names: tuple[str, str], first: Mapping[str, Any], second: M
 
 def pairs_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Pair]:
     """Every number of the tables of two summaries, matched by table, row and column; the paper's are left out."""
-    found = [{key: value for table in _tables(each) for key, value in _numbers(table)} for each in (first, second)]
+    tables = [[table for section in each["sections"] for table in section["tables"]] for each in (first, second)]
+    found = [{key: value for table in each for key, value in _numbers(Table.from_data(table))} for each in tables]
     pairs = []
     for key in dict.fromkeys((*found[0], *found[1])):
         there, here = found[0].get(key), found[1].get(key)
@@ -189,10 +191,6 @@ def pairs_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Pair]:
         means = [None if each is None else each[1] for each in (there, here)]
         pairs.append(Pair(*key, column.percent, _digits(column, means), *means))
     return pairs
-
-
-def _tables(summary: Mapping[str, Any]) -> list[Table]:
-    return [Table.from_data(table) for section in summary["sections"] for table in section["tables"]]
 
 
 def _numbers(table: Table) -> Iterator[tuple[tuple[str, str, str], tuple[Column, Mean]]]:
@@ -221,12 +219,6 @@ def _digits(column: Column, means: Sequence[Mean | None]) -> int:
     known = [mean for mean in means if mean is not None]
     spread = [mean for mean in known if mean.std > 0]
     return min(spread, key=lambda mean: mean.std).digits if spread else min(mean.digits for mean in known)
-
-
-def pairs_table(names: tuple[str, str], pairs: Sequence[Pair]) -> Table:
-    """One row for every value that one of the runs has."""
-    rows = [[pair.row, pair.column, *pair.texts()] for pair in pairs]
-    return Table("Values", ["", "value", *names, "difference"], rows, SPREAD)
 
 
 def pictures(names: tuple[str, str], pairs: Sequence[Pair]) -> list[Figure]:

@@ -97,13 +97,15 @@ class Page:
 
 def write(page: Page, run: Run) -> dict[str, Any]:
     """Draw the figures, write summary.json and report.html, and return what the former says."""
+    rows = {f"{folder.parent.name}/{folder.name}": row for folder, row in run.rows.items()}
+    lost = {why: {name: row[why] for name, row in rows.items() if why in row} for why in ("diverged", "failed")}
     about = {
         "experiment": run.experiment.name,
         "preset": run.preset,
         "command": command(run),
         "config": plain(asdict(run.config)),
         "versions": merged(made for row in run.rows.values() for made in row.versions),
-        "jobs": {"done": len(run.rows) - len(run.failures), **_lost(run)},
+        "jobs": {"done": len(run.rows) - len(run.failures), **lost},
     }
     page = _claiming_nothing(page) if run.preset == SMOKE else page
     return write_page(page, run.out, about)
@@ -168,12 +170,6 @@ def _typed(name: str, value: object) -> list[str]:
         return [f"--{name}" if value else f"--no-{name}"]
     values = value if isinstance(value, tuple) else (value,)
     return [f"--{name}", *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
-
-
-def _lost(run: Run) -> dict[str, Any]:
-    """The jobs that diverged or failed, and why."""
-    found = {f"{folder.parent.name}/{folder.name}": row for folder, row in run.rows.items()}
-    return {why: {name: row[why] for name, row in found.items() if why in row} for why in ("diverged", "failed")}
 
 
 @singledispatch

@@ -99,7 +99,8 @@ def _run_side_by_side(works: Sequence[Work], workers: int, display: Display, out
             while waiting and len(crew) < workers:
                 connection, process = _hire()
                 _assign(connection, process, waiting.popleft(), crew, display)
-            for connection in _ready(crew):
+            said = wait(list(crew))
+            for connection in [each for each in crew if each in said]:
                 process, work = crew[connection]
                 message = _receive(connection, process)
                 if message[0] == "update":
@@ -128,21 +129,12 @@ def _hire() -> tuple[Connection, BaseProcess]:
 
 
 def _assign(
-    connection: Connection,
-    process: BaseProcess,
-    work: Work,
-    crew: dict[Any, tuple[BaseProcess, Work]],
+    connection: Connection, process: BaseProcess, work: Work, crew: dict[Any, tuple[BaseProcess, Work]],
     display: Display,
-) -> None:
+) -> None:  # fmt: skip
     crew[connection] = (process, work)
     display.update(work.key, 0.0, {})
     connection.send(work)
-
-
-def _ready(crew: dict[Connection, tuple[BaseProcess, Work]]) -> list[Connection]:
-    """The workers that have something to say; waits for one."""
-    said = wait(list(crew))
-    return [connection for connection in crew if connection in said]
 
 
 def _receive(connection: Connection, process: BaseProcess) -> tuple[Any, ...]:

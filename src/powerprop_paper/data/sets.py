@@ -195,15 +195,10 @@ def has_near_duplicate(x: Bytes, limit: float = NEAR) -> npt.NDArray[np.bool_]:
         # float32 is off by less than a few hundred here; the margin lets no pair slip through
         left, right = np.nonzero(np.triu(distance <= 1.1 * most + 1000, 1))
         for i, j in zip(left + start, right + start, strict=True):
-            if not (found[i] and found[j]) and distance_of(pixels[i], pixels[j]) <= most:
+            if not (found[i] and found[j]) and np.square(pixels[i].astype(np.int64) - pixels[j]).sum() <= most:
                 found[i] = found[j] = True
     result: npt.NDArray[np.bool_] = found[order.argsort()[inverse.reshape(-1)]]
     return result
-
-
-def distance_of(a: Bytes, b: Bytes) -> int:
-    """Σ (a - b)² in whole numbers."""
-    return int(np.square(a.astype(np.int64) - b).sum())
 
 
 def unpack_letters(source: IdxSource, folder: Path) -> list[str]:

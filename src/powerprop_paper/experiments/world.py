@@ -178,12 +178,6 @@ class Method:
         return {"method": self.name, "alpha": self.alpha}
 
 
-def methods_of(cfg: Config) -> list[Method]:
-    """All rows; EfficientPackNet has one for each power."""
-    powers = {name: cfg.alphas if name == "efficient-packnet" else (1.0,) for name in cfg.methods}
-    return [Method(name, alpha) for name, own in powers.items() for alpha in own]
-
-
 def make_agent(cfg: Config, method: str, alpha: float, seed: int, device: torch.device | str) -> SAC:
     """An agent protected as a row asks. Critics begin anew with every task and need no protection; but perfect memory
     keeps the transitions of all tasks for them too."""
@@ -438,7 +432,8 @@ SHOWN = "The first seed, the most likely actions, up to half a second after succ
 def main(cfg: Config, run: Run) -> Page:
     """Learn all tasks with every method from all seeds, and say what was found."""
     run.prepare(lambda: find_tasks(cfg))
-    methods = methods_of(cfg)
+    powers = {name: cfg.alphas if name == "efficient-packnet" else (1.0,) for name in cfg.methods}
+    methods = [Method(name, alpha) for name, own in powers.items() for alpha in own]
     rows = run.map(learn, [{**m.settings, "seed": seed} for seed in range(cfg.seeds) for m in methods])
     measured = [MethodRows(m, found) for m in methods if (found := rows.where(**m.settings).finished)]
     why = [f"{Method(row['method'], row['alpha']).label}, seed {row['seed']}: {row.get('diverged', row.get('failed'))}"

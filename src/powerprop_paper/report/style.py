@@ -249,7 +249,7 @@ def alpha_colour(alpha: float) -> str:
     if right == 0 or known[right] == alpha:
         return anchors[known[right]]
     low, high = known[right - 1], known[right]
-    return _blend_light(anchors[low], anchors[high], math.log(min(alpha, high) / low) / math.log(high / low))
+    return blend(anchors[low], anchors[high], math.log(min(alpha, high) / low) / math.log(high / low), 2.2)
 
 
 def darker(colour: str, weight: float = 0.25) -> str:
@@ -262,13 +262,7 @@ def on_dark(colour: str) -> str:
     return NEUTRALS.get(colour) or blend(colour, "#ffffff", WHITENED)
 
 
-def blend(first: str, second: str, weight: float) -> str:
-    """`first` with this much of `second` mixed in."""
-    pairs = ((int(first[i : i + 2], 16), int(second[i : i + 2], 16)) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(a + (b - a) * weight):02x}" for a, b in pairs)
-
-
-def _blend_light(first: str, second: str, weight: float) -> str:
-    """`blend` of the light that colours send, not of their codes: its luminance lies between theirs."""
-    pairs = ((int(first[i : i + 2], 16) ** 2.2, int(second[i : i + 2], 16) ** 2.2) for i in (1, 3, 5))
-    return "#" + "".join(f"{round((a + (b - a) * weight) ** (1 / 2.2)):02x}" for a, b in pairs)
+def blend(first: str, second: str, weight: float, gamma: float = 1.0) -> str:
+    """`first` with this much of `second` mixed in; with a screen's gamma of 2.2 their light is, not their codes."""
+    pairs = ((int(first[i : i + 2], 16) ** gamma, int(second[i : i + 2], 16) ** gamma) for i in (1, 3, 5))
+    return "#" + "".join(f"{round((a + (b - a) * weight) ** (1 / gamma)):02x}" for a, b in pairs)

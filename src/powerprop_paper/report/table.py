@@ -154,7 +154,9 @@ class Table:
         lines = [f"**{_escape_markdown(self.title)}**", ""] if self.title else []
         lines.append(_markdown_row(_escape_markdown(column.name) for column in self._columns))
         lines.append(_markdown_row("---:" if right else "---" for right in self.numeric))
-        lines += [_markdown_row(_markdown_value(value) for value in row) for row in self.shown]
+        for row in self.shown:
+            texts = [(_escape_markdown(value.text), value.best) for value in row]
+            lines.append(_markdown_row(f"**{text}**" if best and text else text for text, best in texts))
         lines += ["", _escape_markdown(self.note)] if self.note else []
         return "\n".join(lines) + "\n"
 
@@ -256,8 +258,3 @@ def _escape_markdown(text: str) -> str:
 
 def _markdown_row(values: Iterable[str]) -> str:
     return "| " + " | ".join(values) + " |"
-
-
-def _markdown_value(value: Shown) -> str:
-    text = _escape_markdown(value.text)
-    return f"**{text}**" if value.best and text else text

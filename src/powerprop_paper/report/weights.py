@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SURVIVOR = style.ORANGE
 REST = "#9aa4b2"
+BLOCK = 4096
 BEFORE = style.AZURE
 
 
@@ -36,7 +37,8 @@ def density(values: ArrayLike, grid: ArrayLike, width: float | None = None) -> A
         raise ValueError(f"a density needs at least two values, got {data.size}")
     width = bandwidth(data) if width is None else width
     # One block of the (grid, values) table at a time keeps large layers out of memory.
-    total = sum(np.exp(-0.5 * ((points[:, None] - block) / width) ** 2).sum(axis=1) for block in _blocks(data))
+    blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
+    total = sum(np.exp(-0.5 * ((points[:, None] - block) / width) ** 2).sum(axis=1) for block in blocks)
     return np.asarray(total / (data.size * width * np.sqrt(2 * np.pi)), np.float64)
 
 
@@ -104,10 +106,6 @@ def _checked(before: ArrayLike, after: ArrayLike, survives: ArrayLike) -> tuple[
     if kept.sum() < 2:
         raise ValueError(f"at least two weights must survive, got {int(kept.sum())} of {kept.size}")
     return np.ravel(arrays[0]), np.ravel(arrays[1]), kept
-
-
-def _blocks(data: Array, size: int = 4096) -> list[Array]:
-    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _scatter(axes: Axes, first: Array, last: Array, kept: NDArray[np.bool_], limit: float) -> None:
