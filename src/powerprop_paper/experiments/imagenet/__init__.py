@@ -31,18 +31,8 @@ from powerprop.files import replacing
 from powerprop.select import select
 from powerprop_paper import data, models
 from powerprop_paper.data.imagenet import PictureBatches, Pictures, evaluation_batches, find_pictures
-from powerprop_paper.experiments.imagenet.cells import (
-    EXTREME,
-    ONESHOT_ALPHAS,
-    RULES,
-    STEPS,
-    TABLE_1,
-    TABLE_2,
-    Cell,
-    Costs,
-    chosen,
-    read_cell,
-)
+from powerprop_paper.experiments.imagenet import cells as tables
+from powerprop_paper.experiments.imagenet.cells import STEPS, TABLE_1, TABLE_2, Cell, Costs, chosen, read_cell
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.pruning import kept_grid, weights_of
 from powerprop_paper.report import Curve, Mean, density, lines, pruning_curves
@@ -144,7 +134,7 @@ PRESETS = {
         ),
         steps=600, points=12,
     ),
-    "paper": Config(data="imagenet", cells=(*TABLE_1, *TABLE_2, *EXTREME), alphas=ONESHOT_ALPHAS, seeds=3),
+    "paper": Config(data="imagenet", cells=tables.ALL_CELLS, alphas=tables.ONESHOT_ALPHAS, seeds=3),
 }  # fmt: skip
 
 
@@ -257,23 +247,17 @@ def save_smallest(model: nn.Module, path: Path) -> None:
 
 def oneshot_curves(cfg: Config, model: nn.Module, train: Pictures, val: Pictures) -> dict[str, list[float]]:
     """Accuracy after pruning to each fraction of the grid: as it is, and with batch norms measured anew."""
-    grid = kept_grid(cfg.points, MIN_KEPT)
+    grid, ranks, device = kept_grid(cfg.points, MIN_KEPT), current_ranks(), local_device()
     plain, recalibrated = [], []
     for kept in grid:
         pruned = copy.deepcopy(model)
-        pp.prune(pruned, 1 - kept, layers=RULES)
+        pp.prune(pruned, 1 - kept, layers=tables.RULES)
         plain.append(score(cfg, pruned, val).accuracy)
-        recalibrate(cfg, pruned, train)
+        batches = PictureBatches(train, cfg.batch, cfg.crop, 0, device=device, ranks=ranks, loaders=cfg.loaders)
+        pp.recalibrate(pruned, islice(batches, cfg.recalibrate))
+        ranks.broadcast_buffers(pruned)  # every rank gets what rank 0 measured
         recalibrated.append(score(cfg, pruned, val).accuracy)
     return {"grid": grid, "oneshot": plain, "recalibrated": recalibrated}
-
-
-def recalibrate(cfg: Config, model: nn.Module, train: Pictures) -> None:
-    """Batch norms over a few batches; every rank gets what rank 0 measured."""
-    ranks = current_ranks()
-    batches = PictureBatches(train, cfg.batch, cfg.crop, 0, device=local_device(), ranks=ranks, loaders=cfg.loaders)
-    pp.recalibrate(model, islice(batches, cfg.recalibrate))
-    ranks.broadcast_buffers(model)
 
 
 # The page.
@@ -469,10 +453,9 @@ def twins(trained: Trained) -> list[tuple[Cell, float, float]]:
 
 def stats(trained: Trained) -> list[Stat]:
     """What Powerprop adds to the method alone."""
+    both = "{:.2f} against {:.2f} at {}"
     return [
-        Stat(
-            c.label, f"{100 * (ours - alone):+.2f} points", f"{100 * ours:.2f} against {100 * alone:.2f} at {c.column}"
-        )
+        Stat(c.label, f"{100 * (ours - alone):+.2f} points", both.format(100 * ours, 100 * alone, c.column))
         for c, ours, alone in twins(trained)
     ]
 

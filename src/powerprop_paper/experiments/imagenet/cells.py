@@ -72,6 +72,7 @@ EXTREME = tuple(
     for row in ("rigl", "iterative", "pp-iterative", "topkast-0", "pp-topkast-0")
 )
 """The extreme-sparsity figure, 95% to 99%; the paper prints no values."""
+ALL_CELLS = (*TABLE_1, *TABLE_2, *EXTREME)
 
 
 class Cell(NamedTuple):
