@@ -652,9 +652,7 @@ def best_of(measured: Sequence[MethodRows]) -> MethodRows:
 TABLE, FIGURE = "table of class-incremental learning, section 5.3", "figure of long task sequences, section 5.3"
 COLUMN = 'Section 5.3.2, table "Class-incremental learning results", column'
 NETWORK = "learned one after the other in one network of 784-1000-1000-10 units"
-ABOUT = (
-    'Section 5.3.1, figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 tasks.'
-)
+ABOUT = 'figure "Powerpropagation on extremely long task sequences": about 86% on average after 300 tasks.'
 LONG_STORY = Story(
     "Extremely long task sequences: Permuted-MNIST", f"Section 5.3.1, {ABOUT}",
     "One network of 784-1000-1000-10 units learns task after task, each with the pixels in another order. The weights "
