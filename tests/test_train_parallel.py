@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
+import time
 import weakref
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from rich.console import Console
 
 from powerprop_paper.display import Bars, Lines, display_for, note
-from powerprop_paper.pool import Failure, Progress, Work, default_workers, run_all
+from powerprop_paper.pool import Failure, Progress, Work, _dismiss, _hire, default_workers, run_all
 
 
 class Silent:
@@ -98,6 +100,21 @@ def test_ctrl_c_is_not_swallowed() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_all([Work("a", interrupted)], 1, Silent())
+
+
+def test_ctrl_c_does_not_reach_a_worker_that_is_still_starting() -> None:
+    """A terminal sends it to the whole group; the parent decides, and says so in one line."""
+    connection, process = _hire()
+    try:
+        for _ in range(20):
+            os.kill(process.pid or 0, signal.SIGINT)
+            time.sleep(0.02)
+        connection.send(works("good")[0])
+        while (message := connection.recv())[0] != "ended":
+            pass
+        assert message[2] is None
+    finally:
+        _dismiss(connection, process)
 
 
 def test_no_work_and_no_workers() -> None:

@@ -9,10 +9,11 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -123,9 +124,24 @@ def _hire() -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there,), daemon=True)
-    process.start()
+    with _deaf_to_interrupts():
+        process.start()
     there.close()
     return here, process
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process that starts here never hears Ctrl-C, which reaches the whole group: the parent decides, and ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which would end this when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _assign(
@@ -182,7 +198,7 @@ def _call(work: Work, progress: Progress) -> tuple[Any, Failure | None]:
 
 def _work(connection: Connection) -> None:
     """A worker's life: work comes, updates and results go, until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it was not deaf to it from the beginning
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError):
