@@ -230,7 +230,7 @@ def test_a_typical_weight_learns_equally_fast_under_alpha(base: Any) -> None:
         model = torch.nn.Linear(3, 1, bias=False)
         model.weight = weight
         rate = equal_rate(1e-5, 0.03, alpha)
-        optimizer = Powerprop(base(model.parameters(), lr=rate), model, alpha=alpha)
+        optimizer = Powerprop(base(model.parameters(), lr=rate), model, alpha=alpha, rate="paper")
         model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
         optimizer.step()
         moved[alpha] = float(0.03 - weight.detach()[0, 0])

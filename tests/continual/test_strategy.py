@@ -226,7 +226,7 @@ def test_make_task() -> None:
 
 
 def test_an_unreachable_target_takes_the_densest_and_says_so() -> None:
-    ours = learner(gamma=1.0, grid=(0.02, 0.01), steps=120)
+    ours = learner(gamma=1.0, grid=(0.02, 0.01), steps=120, rate="paper")
     spoiled = "toy 0: a performance of .* fell to .* in the task's sub-network"
     with (
         pytest.warns(UserWarning, match="toy 0: no sub-network of 2% of the weights or fewer .* the densest is taken"),

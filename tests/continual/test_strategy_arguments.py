@@ -93,7 +93,7 @@ def test_arguments_of_predict_are_checked_with_and_without_a_task(method: str) -
 @pytest.mark.parametrize("labels", ["task", "stream"])
 @every_method
 def test_no_inputs_get_no_answers(method: str, labels: str) -> None:
-    ours = learner(method, model=toy_model(outputs=2 * CLASSES), labels=labels, steps=2)
+    ours = learner(method, model=toy_model(outputs=2 * CLASSES), labels=labels, steps=20)
     ours.learn(toy_task(0))
     x = toy_task(0).test().x[:0]
     for found in (ours.predict(x), ours.predict(x, 0)):

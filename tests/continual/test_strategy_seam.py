@@ -149,7 +149,7 @@ def test_an_optimiser_or_a_powerprop_serves_as_well_as_a_factory() -> None:
         made.append(state(ours))
     assert same_bits(made[0], made[1])
     assert same_bits(made[0], made[2])
-    with pytest.raises(TypeError, match="alpha and where belong to the Powerprop"):
+    with pytest.raises(TypeError, match="alpha, where and rate belong to the Powerprop"):
         Naive(model, Powerprop(torch.optim.SGD(model.parameters(), lr=0.3), model, 1.5), alpha=2.0)
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from powerprop.continual.replay import Replay
 from powerprop.continual.strategy import OptimizerFactory
-from powerprop.optim import Powerprop
+from powerprop.optim import Powerprop, Rate
 
 __all__ = ["AGEM", "GEM", "Gradients", "least_above", "least_nonnegative"]
 
@@ -78,6 +78,7 @@ class Gradients:
     """
 
     def __init__(self, optimizer: Powerprop, model: nn.Module) -> None:
+        _check_rate(optimizer)
         moved = {n: p for n, p in model.named_parameters() if p.grad is not None and not optimizer.frozen.holds(p)}
         self.parameters = list(moved.values())
         self.metric = _flat([_metric(optimizer, name, p) for name, p in moved.items()])
@@ -103,6 +104,12 @@ class Gradients:
         for parameter, part in zip(self.parameters, parts, strict=True):
             assert parameter.grad is not None
             parameter.grad += part.view_as(parameter).to(parameter.grad.dtype)
+
+
+def _check_rate(optimizer: Powerprop) -> None:
+    """Matched, ρ depends on the step itself, and no metric says beforehand which steps go against a memory."""
+    if optimizer.rate == "matched" and any(weight.alpha > 1 for weight in optimizer.masters.values()):
+        raise ValueError(f'memories of gradients need rate="paper" where alpha > 1, got {optimizer!r}')
 
 
 def _metric(optimizer: Powerprop, name: str, parameter: nn.Parameter) -> Tensor:
@@ -133,6 +140,8 @@ class GEM(Replay):
     margin: the least v, where any constraint is broken.
     rehearsed: examples of each task for its gradient; None takes all that are in the memory.
     """
+
+    default_rate: ClassVar[Rate] = "paper"
 
     traits: ClassVar[tuple[str, ...]] = ("once", "acts on weights")
     EQUAL = True
@@ -173,6 +182,8 @@ class AGEM(Replay):
 
     Reference: Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019.
     """
+
+    default_rate: ClassVar[Rate] = "paper"
 
     traits: ClassVar[tuple[str, ...]] = ("once", "acts on weights")
     EQUAL = True

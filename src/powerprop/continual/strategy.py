@@ -148,6 +148,7 @@ class Strategy:
 
     traits: ClassVar[tuple[str, ...]] = ()
     """What a method promises or asks for, among `combine.TRAITS`."""
+    default_rate: ClassVar[Rate] = "matched"
     task_state: ClassVar[tuple[str, ...]] = ()
     """Attributes that a method sets while a task is learned, for learners that are saved in its middle."""
 
@@ -179,7 +180,7 @@ class Strategy:
         self._model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
         self.heads, self.takes_task, self.schedule, self.clip, self.carry = heads, takes_task, schedule, clip, carry
         self.objective = as_objective(objective)
-        self.optimizer = _powerprop_of(model, optimizer, alpha, where, rate)
+        self.optimizer = _powerprop_of(model, optimizer, alpha, where, rate, self.default_rate)
         self.parts: dict[str, Stateful] = {"moments": saving.Moments(model, self.optimizer)} if carry else {}
         self.freezer: SharedFreezer | None = None
         self.tasks: list[Learned] = []
@@ -687,7 +688,7 @@ def _next_task(
 
 def _powerprop_of(
     model: nn.Module, optimizer: OptimizerFactory | Optimizer, alpha: float | None, where: Where | None,
-    rate: Rate | None,
+    rate: Rate | None, default: Rate,
 ) -> Powerprop:  # fmt: skip
     """The optimiser of a learner, from what it was given."""
     if isinstance(optimizer, Powerprop):
@@ -697,7 +698,7 @@ def _powerprop_of(
         made = optimizer
     else:
         base = optimizer if isinstance(optimizer, Optimizer) else optimizer(list(model.parameters()))
-        made = Powerprop(base, model, 1.0 if alpha is None else alpha, where, rate=rate or "matched")
+        made = Powerprop(base, model, 1.0 if alpha is None else alpha, where, rate=rate or default)
     if made.asks_for_closure:
         raise TypeError(f"optimizer must step from one gradient, but {type(made.base).__name__} asks for a closure")
     if made.sparsify is not None:

