@@ -143,7 +143,7 @@ def test_the_index_has_a_row_for_each_experiment(tmp_path: Path) -> None:
     assert index(tmp_path / "docs", FAMILIES, "cpu").splitlines()[-3:] == [
         "| [Title](split-mnist/README.md) | proves that it runs |  |  |",
         "| [Title](permuted-mnist/README.md) | Powerprop \\| EPN | 97.5 | 97.47 |",
-        "| [Nothing to claim](rotated-mnist/README.md) |  |  |  |",
+        "| [Nothing to claim](rotated-mnist/README.md) | proves that it runs |  |  |",
     ]
 
 
