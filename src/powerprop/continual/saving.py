@@ -98,7 +98,8 @@ def take_up(learner: Any, tensors: Mapping[str, Tensor], data: Mapping[str, Any]
 
     given: arguments that it was made with on purpose, whatever the file has.
     """
-    own = {name: value for name, value in _arguments(learner).items() if name not in given}
+    changing = {*given, *_task_attributes(learner)}
+    own = {name: value for name, value in _arguments(learner).items() if name not in changing}
     _check_alike(data["options"], own)
     _check_alike(data["identity"], identity(learner))
     for name, own in data["parts"].items():

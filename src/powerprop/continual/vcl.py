@@ -97,7 +97,7 @@ class VCL(Strategy):
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss", "starts anew")
-    task_state: ClassVar[tuple[str, ...]] = ("_prior_mean", "_prior_log_variance")
+    task_state: ClassVar[tuple[str, ...]] = ("_prior_mean", "_prior_log_variance", "examples")
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, examples: int, samples: int = 10,
