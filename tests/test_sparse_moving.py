@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from powerprop import kernel
-from powerprop.sparse.moving import largest, regrow, row_blocks
+from powerprop.sparse.moving import largest, regrow
 from powerprop.sparse.pattern import Pattern
 from powerprop.sparsify.base import top_among
 
@@ -91,6 +91,6 @@ def test_the_threshold_rises_from_piece_to_piece_and_loses_nobody() -> None:
 
 def test_rows_in_blocks_are_all_rows() -> None:
     for shape in ((0, 5), (5, 0), (3, 7), (3000, 1000), (2, 3 << 20)):
-        ends = list(row_blocks(shape))
+        ends = list(Pattern.at_places(shape, np.zeros(0, np.int64)).row_blocks())
         assert [start for start, _ in ends] == [0, *(end for _, end in ends[:-1])][: len(ends)]
         assert (ends[-1][1] if ends else 0) == shape[0]

@@ -77,6 +77,9 @@ class Layout(Protocol):
     def gradient(self, name: str) -> Iterator[Tensor]:
         """The gradient of all weights of a layer that holds some, in blocks of rows."""
 
+    def choose(self, name: str, survivors: Tensor, blocks: Iterator[Tensor], count: int) -> Regrowth:
+        """Which others it will hold, if these stay and so many are grown by a matrix."""
+
     def regrow(self, name: str, moved: Regrowth, values: Tensor | float) -> None:
         """Let it hold others."""
 

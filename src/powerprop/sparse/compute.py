@@ -21,7 +21,7 @@ from powerprop.optim import Powerprop
 from powerprop.select import matches
 from powerprop.sparse.choice import Choice, Report, pays
 from powerprop.sparse.linear import Owner, Record, SparseLinear, densify
-from powerprop.sparse.moving import Regrowth, row_blocks
+from powerprop.sparse.moving import Regrowth, regrow
 from powerprop.sparse.pattern import Pattern
 from powerprop.weight import WeightState
 
@@ -206,17 +206,23 @@ class SparseCompute(Owner):
         """The gradient of all weights of a layer, some rows at a time."""
         layer = self.layers[name]
         assert isinstance(layer, SparseLinear)
-        grad, record, shape = layer.values.grad, layer.record, layer.pattern.shape
+        grad, record, pattern = layer.values.grad, layer.record, layer.pattern
         assert grad is not None
         if record is not None and record.parts:
-            return record.gradient(shape)
+            return record.gradient(pattern)
         if grad.any():
             raise RuntimeError(
                 f"{type(self.optimizer.sparsify).__name__} chooses weights by the gradient of all of them, but that of "
                 f"{name!r} was made before it was known to be asked for: call backward() after sparse_compute or "
                 "load_state_dict"
             )
-        return (grad.new_zeros(end - start, shape[1]) for start, end in row_blocks(shape))
+        return (grad.new_zeros(end - start, pattern.shape[1]) for start, end in pattern.row_blocks())
+
+    def choose(self, name: str, survivors: Tensor, blocks: Iterator[Tensor], count: int) -> Regrowth:
+        """What becomes of a layer if only these stay and so many others are grown by a matrix."""
+        layer = self.layers[name]
+        assert isinstance(layer, SparseLinear)
+        return regrow(layer.pattern, survivors, blocks, count)
 
     def regrow(self, name: str, moved: Regrowth, values: Tensor | float) -> None:
         """Take up a new pattern: who stays keeps what it has, who is grown gets these values and no memory."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from powerprop.sparse import products
-from powerprop.sparse.moving import row_blocks
 from powerprop.sparse.pattern import Pattern
 
 __all__ = ["Owner", "Record", "SparseLinear", "densify"]
@@ -50,11 +49,11 @@ class Record:
         self.pass_ = now
         self.parts.append((x, g))
 
-    def gradient(self, shape: tuple[int, int]) -> Iterator[Tensor]:
+    def gradient(self, pattern: Pattern) -> Iterator[Tensor]:
         """∂L/∂W of all weights, some rows at a time."""
         xs, gs = zip(*self.parts, strict=True)
         x, g = torch.cat(xs, 1).t(), torch.cat(gs, 1)
-        return (g[start:end] @ x for start, end in row_blocks(shape))
+        return (g[start:end] @ x for start, end in pattern.row_blocks())
 
 
 class SparseLinear(nn.Linear):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +13,8 @@ from torch import Tensor
 from powerprop import kernel
 from powerprop.sparse.pattern import Pattern
 
-__all__ = ["Regrowth", "largest", "regrow", "row_blocks"]
+__all__ = ["Regrowth", "largest", "regrow"]
 
-_BLOCK = 1 << 20
-"""Numbers of a matrix that are there at a time."""
 _SAMPLE = 4096
 
 
@@ -41,12 +39,6 @@ class Regrowth(NamedTuple):
         made = old.index_select(0, self.source) if old.numel() else old.new_zeros(self.pattern.count)
         fresh = new if isinstance(new, Tensor) else torch.full(self.grown.shape, new)
         return made.index_copy_(0, self.grown, fresh.to(made.dtype))
-
-
-def row_blocks(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Rows from and to, for matrices that are made and looked at piece by piece."""
-    height = max(1, _BLOCK // max(1, shape[1]))
-    return ((start, min(start + height, shape[0])) for start in range(0, shape[0], height))
 
 
 def regrow(pattern: Pattern, survivors: Tensor, blocks: Iterable[Tensor], count: int) -> Regrowth:

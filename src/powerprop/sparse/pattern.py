@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ __all__ = ["Pattern"]
 
 Indices = NDArray[np.int32]
 _LIMIT = 2**31
+_BLOCK = 1 << 20
+"""Numbers of a matrix that are there at a time."""
 _FAULTS = {
     1: "pointers that do not rise from 0 to the number of indices",
     2: "an index outside of its row, or out of order",
@@ -72,6 +76,11 @@ class Pattern:
 
     def __repr__(self) -> str:
         return f"Pattern({self.shape[0]} × {self.shape[1]}, {self.count:,} weights)"
+
+    def row_blocks(self) -> Iterator[tuple[int, int]]:
+        """Rows from and to, for matrices of this shape that are made and looked at piece by piece."""
+        height = max(1, _BLOCK // max(1, self.shape[1]))
+        return ((start, min(start + height, self.shape[0])) for start in range(0, self.shape[0], height))
 
     def places(self) -> Tensor:
         """The flat indices of the weights, rising."""

@@ -19,7 +19,6 @@ from powerprop.allocate import apportion
 from powerprop.mask_entries import count, places
 from powerprop.optim import Powerprop
 from powerprop.schedules import Schedule, StepOrFraction, cosine, step_of
-from powerprop.sparse.moving import regrow, row_blocks
 from powerprop.sparsify.base import Method, active, refuse_nan, set_mask, step_count, top_among
 from powerprop.sparsify.pattern import fill
 from powerprop.weight import WeightState
@@ -107,9 +106,7 @@ class SET(Method):
         """The same for a layer that holds its active weights alone, some rows at a time."""
         pattern = optimizer.masters[name].pattern
         assert pattern is not None
-        return (
-            self.random(torch.empty(end - start, pattern.shape[1]), -1.0) for start, end in row_blocks(pattern.shape)
-        )
+        return (self.random(torch.empty(end - start, pattern.shape[1]), -1.0) for start, end in pattern.row_blocks())
 
     def refill(self, kept: Tensor, against: Tensor, wanted: int, old: Tensor) -> Tensor:
         """The survivors and that many others; under a pattern each group gets back what it lost."""
@@ -175,9 +172,8 @@ class SET(Method):
     def _move_in_place(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> Callable[[], None]:
         """The same where the active weights alone are held."""
         master, layout = optimizer.masters[name], optimizer.compute
-        assert master.pattern is not None
         assert layout is not None
-        moved = regrow(master.pattern, kept, self._refusing_nan(name, self.growth_in_rows(optimizer, name)), count)
+        moved = layout.choose(name, kept, self._refusing_nan(name, self.growth_in_rows(optimizer, name)), count)
         if master.alpha == 1:
             return partial(layout.regrow, name, moved, 0.0)
         values = _grown_values(master, active(master), ~moved.stays, moved.against)
