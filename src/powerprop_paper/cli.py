@@ -46,6 +46,7 @@ EXPERIMENTS = {
     "split": "split-mnist permuted-mnist rotated-mnist split-cifar100 long-permuted-mnist long-permuted-mnist-300 "
     "endless-permuted-mnist",
     "baselines.strategies": "split-mnist-strategies permuted-mnist-strategies split-cifar100-strategies powerprop-ewc",
+    "rates": "learning-rates",
     "boundaries": "unknown-boundaries",
     "inference": "task-inference",
     "world": "continual-world",
