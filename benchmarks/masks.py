@@ -21,7 +21,7 @@ from torch.nn.utils import prune
 import powerprop as pp
 from parts import Part
 from powerprop_paper.models import lenet_300_100
-from sparsify import METHODS, NEVER
+from sparsifiers import METHODS, NEVER
 from step import BASES, stepper
 from timing import best_times
 

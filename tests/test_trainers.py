@@ -74,7 +74,8 @@ def test_sharded_weights_train_if_wrapped_after_and_are_an_error_if_before() -> 
     train(plain, ours, 5)
     train(late, after, 5)
     pairs = zip(late.parameters(), plain.parameters(), strict=True)
-    assert all(torch.equal(p.full_tensor(), q) for p, q in pairs)  # type: ignore[attr-defined]
+    for p, q in pairs:  # ρ is of sums that are added in another order
+        torch.testing.assert_close(p.full_tensor(), q.detach(), rtol=1e-5, atol=1e-7)  # type: ignore[attr-defined]
     fully_shard(early, mesh=mesh)
     with pytest.raises(RuntimeError, match="fully_shard, to_empty and their like replace parameters; wrap .* after"):
         train(early, before, 1)

@@ -1,6 +1,6 @@
 """The price of sparse training: a step between mask updates, and a mask update, against the plain optimiser's step.
 
-    OMP_NUM_THREADS=1 python benchmarks/sparsify.py [--quick]
+    OMP_NUM_THREADS=1 python benchmarks/sparsifiers.py [--quick]
 
 SGD with momentum 0.9 at 90% sparsity, side by side in one run. LeNet-300-100, at the batch of 100 that the experiments
 use, is the hard case: its weights outweigh the activations; `--batch` shows how the price depends on it. On ResNet-20
