@@ -149,7 +149,7 @@ SMALL: dict[str, Any] = {
     "seeds": 1, "tasks": 2, "images": 1_200, "validation": 200, "test": 100, "group": 16, "economy": True,
 }  # fmt: skip
 SPLIT_MNIST = {
-    "smoke": Config("split-mnist", epochs=0.5, width=16, **SMALL),
+    "smoke": Config("split-mnist", epochs=0.2, width=16, **SMALL),
     "cpu": Config("split-mnist", epochs=4, seeds=3, economy=True, generator_steps=2_000, matmul_precision="bfloat16"),
     "paper": Config("split-mnist", epochs=4, seeds=10),
 }
@@ -175,7 +175,7 @@ PENALTIES: dict[str, Any] = {
     "scenarios": ("task-incremental",),
 }  # fmt: skip
 EWC = {
-    "smoke": Config(epochs=0.2, width=16, strengths=(0.1, 1.0), rates=(1.0, 3.0), **PENALTIES, **SMALL),
+    "smoke": Config(epochs=0.1, width=16, strengths=(0.1, 1.0), rates=(1.0, 3.0), **PENALTIES, **SMALL),
     "cpu": Config(
         epochs=2, seeds=3, images=25_000, test=2_000, alpha=1.5, strengths=(0.01, 0.1, 1.0), rates=(3.0, 10.0, 30.0),
         matmul_precision="bfloat16", **PENALTIES,
