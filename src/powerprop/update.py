@@ -147,28 +147,46 @@ def match(moves: Sequence[Move], over_ranks: Sums | None = None) -> list[Move]:
 
 def _rates(moves: list[Move], over_ranks: Sums) -> tuple[Tensor, Tensor]:
     """ρ and the limit of s² of each of these, which have one power, dtype and device."""
-    alpha = moves[0].alpha
-    weights, pushes, counts = zip(*map(_counted, moves), strict=True)
-    norms = [torch.stack(torch._foreach_norm(weights, order)) for order in (1, 2)]
-    count, total, square = over_ranks(torch.stack([torch.stack(counts), norms[0], norms[1] ** 2], 1)).unbind(1)
-    limit = STEEPEST * _squared_slope(total / count, alpha)
-    slopes = [torch.minimum(_squared_slope(w, alpha), most) for w, most in zip(weights, limit, strict=True)]
-    bent = torch._foreach_mul(pushes, torch._foreach_sqrt(slopes))
-    steps = pushes, bent, torch._foreach_mul(pushes, slopes)
-    energy, kept, step = over_ranks(torch.stack([torch.stack(torch._foreach_norm(x)) for x in steps], 1) ** 2).unbind(1)
+    count, total, square = over_ranks(_added_up(_sizes, moves)).unbind(1)
+    limit = STEEPEST * _squared_slope(total / count, moves[0].alpha)
+    limited = [move._replace(limit=most) for move, most in zip(moves, limit, strict=True)]
+    energy, kept, step = over_ranks(_added_up(_energies, limited)).unbind(1)
     rate = torch.maximum(kept / energy, (step / square).sqrt() / FARTHEST)
     usual = rate.isfinite() & (rate > 0)
     return torch.where(usual, rate, 1.0), torch.where(usual, limit, math.inf)
 
 
-def _counted(move: Move) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights and proposals that count, 0 elsewhere, and how many these are."""
-    weight, push = move.before, _push(move)
+def _added_up(sums: Callable[[Move], Tensor], moves: Sequence[Move]) -> Tensor:
+    """A row of sums for each move; on a CPU over pieces that stay in its cache."""
+    cut = all(_by_bits(move.target, move.before) for move in moves)
+    return torch.stack([sum(map(sums, _pieces(m)), m.before.new_zeros(3)) if cut else sums(m) for m in moves])
+
+
+def _sizes(move: Move) -> Tensor:
+    """1, |w| and w², added up."""
+    weight, seen = _seen(move, move.before)
+    count = weight.new_full((), weight.numel()) if seen is None else seen.sum(dtype=weight.dtype)
+    return torch.stack([count, weight.abs().sum(), _dot(weight, weight)])
+
+
+def _energies(move: Move) -> Tensor:
+    """p², s̃²p² and (s̃²p)², added up."""
+    (weight, _), (push, _) = _seen(move, move.before), _seen(move, _push(move))
+    bent = _squared_slope(weight, move.alpha).clamp_(max=move.limit).mul_(push)
+    return torch.stack([_dot(push, push), _dot(push, bent), _dot(bent, bent)])
+
+
+def _seen(move: Move, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What counts of a tensor, 0 elsewhere, and where that is: what is both used and trained; None is everywhere."""
     masks = [mask for mask in (move.active, move.trainable) if mask is not None]
     if not masks:
-        return weight, push, weight.new_full((), weight.numel())
+        return tensor, None
     seen = masks[0] if len(masks) == 1 else masks[0] & masks[1]
-    return _where(seen, weight), _where(seen, push), seen.sum(dtype=weight.dtype)
+    return _where(seen, tensor), seen
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.flatten(), b.flatten())
 
 
 def _squared_slope(weight: Tensor, alpha: float) -> Tensor:
@@ -178,11 +196,19 @@ def _squared_slope(weight: Tensor, alpha: float) -> Tensor:
 
 def _divided(move: Move) -> Tensor:
     """The proposals divided by ρ, and where s² is beyond its limit as if it were the limit."""
-    push = _push(move)
-    if move.rate is None or (not isinstance(move.rate, Tensor) and move.rate == 1):
+    push, before = _push(move), move.before
+    if not isinstance(move.rate, Tensor) and move.rate in (1, None):
         return push
-    share = (move.limit / _squared_slope(move.before, move.alpha)).clamp_(max=1)
-    return push.mul_(share.nan_to_num_(1.0)).div_(move.rate)
+    if not (_by_bits(before) and _within_limit(move)):
+        push.mul_((move.limit / _squared_slope(before, move.alpha)).clamp_(max=1).nan_to_num_(1.0))
+    return push.div_(move.rate)
+
+
+def _within_limit(move: Move) -> bool:
+    """True if no s² is beyond its limit, which takes one look at the weights."""
+    low, high = map(float, torch.aminmax(move.before)) if move.before.numel() else (0.0, 0.0)
+    largest: float = move.alpha**2 * max(-low, high) ** (2 - 2 / move.alpha)
+    return largest <= 0.99999 * float(move.limit)  # never of NaN
 
 
 # --- what surrounds the rule ----------------------------------------------------------------------------------------
@@ -292,8 +318,8 @@ def _chosen(before: Tensor, r: Tensor, near: Tensor, far: Tensor) -> Tensor:
 
 def _pieces(move: Move) -> Iterator[Move]:
     """Chunks of the tensors, if all lie alike in memory of their own; otherwise the whole, which no order can harm."""
-    target = move.target
-    tensors = {k: t for k, t in move._asdict().items() if isinstance(t, Tensor) and k != "shrink"}
+    target, single = move.target, ("shrink", "rate", "limit")
+    tensors = {k: t for k, t in move._asdict().items() if isinstance(t, Tensor) and k not in single}
     strides = target.stride()
     order = sorted(range(target.dim()), key=lambda dim: -strides[dim])
     alike = all(t.shape == target.shape and t.permute(order).is_contiguous() for t in tensors.values())

@@ -146,11 +146,12 @@ class WeightState:
         """Before the base optimiser's step: what it starts from; a narrow parameter is lent float32 memory."""
         self.sync()
         if self.kept is None:
-            now, before = local(self.param.detach()), self._before
-            if before is None or torch.compiler.is_compiling() or _kind(before) != _kind(now):
-                self._before = now.clone()  # compiled, a buffer that is there at the second step alone compiles twice
+            now = local(self.param.detach())
+            # Compiled, a buffer that is there at the second step alone would compile twice.
+            if torch.compiler.is_compiling() or self._before is None or _kind(self._before) != _kind(now):
+                self._before = now.clone()
             else:
-                before.copy_(now)
+                self._before.copy_(now)
         elif self._is_narrow:
             self.lend(self._shown().clone())
 
