@@ -11,8 +11,8 @@ import griffe
 ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 
 
-def with_arguments(text: str, names: set[str]) -> str:
-    """The docstring with an `Args:` section: lines `name: what it is`, and what is indented below them, stand there."""
+def with_arguments(text: str, names: set[str], heading: str = "Args") -> str:
+    """The docstring with a section for its lines `name: what it is`, and what is indented below them."""
     said, found, inside = [], [], False
     for line in inspect.cleandoc(text).splitlines():
         start = ARGUMENT.match(line)
@@ -24,7 +24,7 @@ def with_arguments(text: str, names: set[str]) -> str:
         else:
             inside = False
             said.append(line)
-    return "\n".join([*said, "", "Args:", *found]) if found else text
+    return "\n".join([*said, "", f"{heading}:", *found]) if found else text
 
 
 class ArgumentSections(griffe.Extension):
@@ -40,6 +40,9 @@ class ArgumentSections(griffe.Extension):
         if cls.docstring is None:
             return
         made = cls.members.get("__init__")
-        names = {p.name for p in made.parameters} if isinstance(made, griffe.Function) else set()
-        fields = {name for name, member in cls.members.items() if isinstance(member, griffe.Attribute)}
-        cls.docstring.value = with_arguments(cls.docstring.value, names | fields)
+        if isinstance(made, griffe.Function):
+            names = {p.name for p in made.parameters}
+        else:
+            names = {name for name, member in cls.members.items() if isinstance(member, griffe.Attribute)}
+        tuple_of_names = any(str(base).endswith("NamedTuple") for base in cls.bases)
+        cls.docstring.value = with_arguments(cls.docstring.value, names, "Attributes" if tuple_of_names else "Args")

@@ -1,4 +1,4 @@
-"""Every decimal of the README's results, of docs/evidence.md and of the notes beside results, stands in a committed file of that result."""
+"""Every decimal of results in the README, docs/evidence.md and notes stands in a committed file of that result."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def units(text: str) -> Iterator[tuple[str, list[Path]]]:
     for block in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         for unit in block.splitlines() if block.startswith("|") else [block]:
             named = [RESULTS / name for name in NAMES if re.search(rf"`{name}`|results/{name}/", unit)]
-            named += [ROOT / "docs" / Path(path).parent for path in re.findall(r"\((?:docs/)?(images/\S+\.json)\)", unit)]
+            named += [
+                ROOT / "docs" / Path(path).parent for path in re.findall(r"\((?:docs/)?(images/\S+\.json)\)", unit)
+            ]
             places = named or places
             yield unit, places
 
