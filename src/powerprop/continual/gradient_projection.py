@@ -148,15 +148,9 @@ class GPM(Projection):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        threshold: float | Mapping[str, float] = 0.97,
-        growth: float = 0.003,
-        samples: int = 300,
-        **options: Any,
-    ) -> None:
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *,
+        threshold: float | Mapping[str, float] = 0.97, growth: float = 0.003, samples: int = 300, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         self.threshold = dict(threshold) if isinstance(threshold, Mapping) else threshold
         self.growth, self.samples = growth, samples
@@ -213,14 +207,9 @@ class OWM(Projection):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        ridge: float = 0.9,
-        decay: float = 0.001,
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, ridge: float = 0.9, decay: float = 0.001,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         if not ridge > 0:
             raise ValueError(f"ridge must be positive, got {ridge}")

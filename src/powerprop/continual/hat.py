@@ -161,17 +161,10 @@ class HAT(Strategy):
     traits: ClassVar[tuple[str, ...]] = ("once", "keeps answers", "sees layers", "starts anew")
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        s_max: float = 400.0,
-        strength: float = 0.75,
-        periods: int = 1,
-        gate_lr: float | None = None,
-        inputs: Sequence[str] | None = None,
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, s_max: float = 400.0,
+        strength: float = 0.75, periods: int = 1, gate_lr: float | None = None, inputs: Sequence[str] | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_least(s_max=(s_max, 1), strength=(strength, 0), periods=(periods, 1))
         if gate_lr is not None and not gate_lr > 0:
             raise ValueError(f"gate_lr must be positive, got {gate_lr}")
