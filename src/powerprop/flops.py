@@ -120,12 +120,9 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
 
 
 def layer_densities(
-    model: nn.Module,
-    sparsity: float,
-    distribution: str = "uniform",
-    layers: Layers | None = None,
+    model: nn.Module, sparsity: float, distribution: str = "uniform", layers: Layers | None = None,
     where: Where | None = None,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """The fraction of each weight kept at this sparsity, for "uniform" or "erk"; arguments as for `prune`."""
     weights = select(model, where)
     counts = layer_counts({n: w.shape for n, w in weights.items()}, sparsity, distribution, layers)

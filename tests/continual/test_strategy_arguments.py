@@ -33,7 +33,7 @@ BAD: list[tuple[type[Strategy], dict[str, Any], str]] = [
     (EfficientPackNet, {"search": "random"}, "search must be .*, got 'random'"),
     (EfficientPackNet, {"grid": (0.1, 0.5)}, r"falling fractions .* got \[0\.1, 0\.5\]"),
     (EfficientPackNet, {"distribution": "erk"}, "distribution must be .*, got 'erk'"),
-    (EfficientPackNet, {"retrain_steps": -1}, "retrain_steps must not be negative, got -1"),
+    (EfficientPackNet, {"retrain_steps": -1}, "retrain_steps must be at least 0, got -1"),
     (EfficientPackNet, {"steps": 0}, "steps must be at least 1, got 0"),
     (EfficientPackNet, {"clip": 0.0}, r"clip must be a positive norm, got 0\.0"),
     (EfficientPackNet, {"batch_size": 0}, "batch_size must be at least 1, got 0"),

@@ -31,7 +31,7 @@ from powerprop.training import LossTally, NonFiniteError, Rates
 
 __all__ = [
     "Learned", "Naive", "Now", "OptimizerFactory", "Progress", "Rehearsal", "Stateful", "Strategy", "TaskId",
-    "check_least", "refuse_alpha",
+    "check_among", "check_least", "refuse_alpha",
 ]  # fmt: skip
 
 TaskId = int | str
@@ -654,6 +654,13 @@ def check_least(**arguments: tuple[float, float]) -> None:
     for name, (value, least) in arguments.items():
         if not value >= least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_among(**arguments: tuple[object, Sequence[str]]) -> None:
+    """An error for the first argument that is none of the values it can have: `check_among(reuse=(reuse, REUSES))`."""
+    for name, (value, known) in arguments.items():
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def refuse_alpha(kind: type, optimizer: OptimizerFactory | Optimizer, alpha: float | None, reason: str) -> None:
