@@ -3,9 +3,8 @@
 runs/mnist-oneshot-cpu/
     config.json                                what the run was begun with
     jobs/train/alpha=2,lr=0.5,seed=0/row.json  the settings and results of a job that is done, sealed by a checksum
+    jobs/train/alpha=2,lr=0.5,seed=0/times.json  the seconds that it took; nothing depends on them
     summary.json  report.html  figures/        what the page says
-    times.json                                 the seconds that jobs took; a job may have such a file too, for its
-                                               page: nothing else depends on the clock
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from powerprop_paper.json_files import read_json, read_sealed_json, write_sealed
 CONFIG, LOCK, JOBS, ROW, BEGUN, TIMES = "config.json", ".lock", "jobs", "row.json", "begun.json", "times.json"
 LAYOUT = 2
 """Of the folder of a run; runs of the first layout were never released."""
-OWN = (JOBS, "figures", "report.html", "summary.json", TIMES, CONFIG)
+OWN = (JOBS, "figures", "report.html", "summary.json", CONFIG)
 """What a run writes; its config.json goes last, so that a removal that was interrupted can be repeated."""
 FOR_RESUMING = {"checkpoint.pt", "learner.safetensors"}
 """Files that only an unfinished job reads, and that have checksums of their own."""
@@ -100,18 +99,6 @@ def read_row(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if found["settings"] != settings:
         raise FileError(f"{folder / ROW} is of {found['settings']}, expected {settings}; {advice(folder)}")
     (folder / BEGUN).unlink(missing_ok=True)  # left by a kill right after the row was written
-    return found
-
-
-def read_times(path: Path, kind: type[dict[str, float]] | type[list[float]], help: str) -> Any:
-    """Seconds: of jobs by their names, or of the parts of one. `help` says what to do if the file is damaged."""
-    try:
-        found = read_json(path)
-    except FileError as error:
-        raise FileError(f"{error}; {help}") from None
-    values = found.values() if isinstance(found, dict) else found
-    if not isinstance(found, kind) or not all(isinstance(each, int | float) for each in values):
-        raise FileError(f"{path} must be seconds as a {kind.__name__}, got {found!r:.40}; {help}")
     return found
 
 

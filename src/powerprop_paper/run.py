@@ -19,7 +19,7 @@ from rich.console import Console
 
 from powerprop.files import FileError, sha256, sweep
 from powerprop_paper.data import DataCorrupt
-from powerprop_paper.display import Display, display_for, say
+from powerprop_paper.display import display_for, say
 from powerprop_paper.folder import (
     CONFIG,
     JOBS,
@@ -36,7 +36,6 @@ from powerprop_paper.folder import (
     folder_name,
     locked,
     read_row,
-    read_times,
     remove_run,
     versions,
     write_row,
@@ -254,14 +253,18 @@ class Run:
         display = display_for(self.console, self.experiment.name, len(works))
         if ranks.world > 1:
             with display:
-                outcome = Outcome({work.key: _together(work, display, ranks) for work in works})
+                for work in works:  # an error of any rank ends everything
+                    display.update(work.key, 0.0, {})
+                    work.function(*work.arguments, partial(display.update, work.key))
+                    display.finish(work.key, None)
+                    ranks.barrier()
+            outcome = Outcome(dict.fromkeys(work.key for work in works))
         elif in_turn:
             outcome = run_all(works, 1, display, torch.get_num_threads())
         else:
             outcome = run_all(works, self.workers, display)
         self.failures |= outcome.failures
         if ranks.main:
-            self._note_times(outcome.results)
             if any(failure.ends_all for failure in outcome.failures.values()):
                 raise JobsFailedError(self.failures)
             self._read({folder: each for folder, each in waiting.items() if names[folder] in outcome.results})
@@ -276,12 +279,6 @@ class Run:
         if changed := next((text for each in made if (text := changes(each, versions()))), ""):
             text = f"warning: jobs in {self.out} were done with other versions: {changed}"
             say(self.console, f"{text}; the jobs that are left may differ from what one version gives", "yellow")
-
-    def _note_times(self, seconds: Mapping[str, float]) -> None:
-        path = self.out / TIMES
-        help = "delete it: nothing depends on it"
-        before: dict[str, float] = read_times(path, dict, help) if path.exists() else {}
-        write_json(path, {**before, **{name: round(value, 3) for name, value in seconds.items()}})
 
     def _begin(self) -> None:
         """Make the folder, or go on in one of the same run, and keep other processes out of it."""
@@ -304,17 +301,8 @@ class Run:
             self._open.close()
 
 
-def _together(work: Work, display: Display, ranks: Ranks) -> float:
-    """One job, by all ranks; an error of any of them ends everything."""
-    display.update(work.key, 0.0, {})
-    seconds: float = work.function(*work.arguments, partial(display.update, work.key))
-    display.finish(work.key, None)
-    ranks.barrier()
-    return seconds
-
-
-def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: Versions, progress: Progress) -> float:
-    """Do one job; its row.json says that it is done. Returns the seconds it took."""
+def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: Versions, progress: Progress) -> None:
+    """Do one job; its row.json says that it is done."""
     start = time.perf_counter()
     main = current_ranks().main
     if main:
@@ -328,8 +316,8 @@ def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: 
     except FileError as error:
         raise FileError(f"{error}; {advice(folder)}") from None
     if main:
+        write_json(folder / TIMES, {"seconds": round(time.perf_counter() - start, 3)})
         write_row(folder, settings, result)
-    return time.perf_counter() - start
 
 
 def _hashable(value: Any) -> Any:
