@@ -23,7 +23,7 @@ from powerprop.export.file import read as read_model
 from powerprop.export.file import write as write_model
 from powerprop.files import FileError, cause, naming, read_tensors, replacing, sweep, write_atomically, write_tensors
 from powerprop.masks import Masks, pack
-from powerprop_paper.json_files import read_json
+from powerprop_paper.folder import read_json
 from powerprop_paper.models import mlp
 from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 

@@ -14,7 +14,7 @@ from rich.console import Console
 import toys
 from powerprop_paper.cli import FAMILIES, find
 from powerprop_paper.commands import BENCHMARKS
-from powerprop_paper.json_files import write_json
+from powerprop_paper.folder import write_json
 from powerprop_paper.pages import PROVES, Figure, Headline, Page, Section, Stat, command, data_of, numbers, write
 from powerprop_paper.report import Bars, Curve, Mean, Point, pruning_curves
 from powerprop_paper.report.page import HEADLINE, LONG, index, markdown, write_docs

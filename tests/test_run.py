@@ -20,8 +20,16 @@ from rich.console import Console
 import toys
 from powerprop.files import FileError
 from powerprop_paper import run as harness
-from powerprop_paper.folder import LAYOUT, changes, folder_name, locked, merged, remove_run
-from powerprop_paper.json_files import read_sealed_json, write_sealed_json
+from powerprop_paper.folder import (
+    LAYOUT,
+    changes,
+    folder_name,
+    locked,
+    merged,
+    read_sealed_json,
+    remove_run,
+    write_sealed_json,
+)
 from powerprop_paper.report import Mean
 from powerprop_paper.run import JobsFailedError, Row, Rows, RunError
 from powerprop_paper.train.distributed import Ranks

@@ -38,9 +38,10 @@ from powerprop_paper.folder import (
     read_row,
     remove_run,
     versions,
+    write_json,
     write_row,
+    write_sealed_json,
 )
-from powerprop_paper.json_files import write_json, write_sealed_json
 from powerprop_paper.pool import Failure, Outcome, Progress, Work, default_workers, run_all
 from powerprop_paper.report import Mean
 from powerprop_paper.train.distributed import Ranks, current_ranks, is_main
