@@ -118,7 +118,7 @@ def test_missing_data_is_said_before_the_work(
 
 def test_a_run_leaves_everything_in_its_folder(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {
-        ".lock", "config.json", "jobs", "figures", "summary.json", "report.html",
+        ".lock", "config.json", "jobs", "times.jsonl", "figures", "summary.json", "report.html",
     }  # fmt: skip
     rows = [json.loads(path.read_text()) for path in sorted(finished.glob("jobs/*/*/row.json"))]
     assert [row["settings"] for row in rows] == [{"alpha": a, "seed": s} for a in (1.0, 2.0) for s in (0, 1)]

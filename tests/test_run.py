@@ -308,6 +308,7 @@ def test_leftovers_are_swept_and_a_kill_at_the_very_start_is_no_harm(tmp_path: P
     for path in sorted((tmp_path / "jobs").rglob("*"), reverse=True):
         path.rmdir()
     (tmp_path / "jobs").rmdir()
+    (tmp_path / "times.jsonl").unlink()
     rows_of(tmp_path)
     (tmp_path / JOB / ".checkpoint.pt.4711.tmp").touch()
     rows_of(tmp_path)
@@ -397,9 +398,10 @@ def test_versions_side_by_side() -> None:
 
 
 def test_seconds_are_in_a_file_of_their_own(tmp_path: Path) -> None:
-    before = rows_of(tmp_path)
-    assert json.loads((tmp_path / JOB / "times.json").read_text())["seconds"] > 0
-    (tmp_path / JOB / "times.json").unlink()
+    before, path = rows_of(tmp_path), tmp_path / "times.jsonl"
+    times = {line["job"]: line["seconds"] for line in map(json.loads, path.read_text().splitlines())}
+    assert times.keys() == {f"train/alpha={alpha},seed={seed}" for alpha in (1, 2) for seed in (0, 1)}
+    path.write_text("whatever")
     assert rows_of(tmp_path) == before, "nothing depends on them"
 
 

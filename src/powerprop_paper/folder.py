@@ -3,8 +3,8 @@
 runs/mnist-oneshot-cpu/
     config.json                                what the run was begun with
     jobs/train/alpha=2,lr=0.5,seed=0/row.json  the settings and results of a job that is done, sealed by a checksum
-    jobs/train/alpha=2,lr=0.5,seed=0/times.json  the seconds that it took; nothing depends on them
     summary.json  report.html  figures/        what the page says
+    times.jsonl                                the seconds that jobs took; nothing depends on the clock
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import torch
 import powerprop
 from powerprop.files import TEMPORARY, FileError, sha256, sweep, write_atomically
 
-CONFIG, LOCK, JOBS, ROW, BEGUN, TIMES = "config.json", ".lock", "jobs", "row.json", "begun.json", "times.json"
+CONFIG, LOCK, JOBS, ROW, BEGUN, TIMES = "config.json", ".lock", "jobs", "row.json", "begun.json", "times.jsonl"
 LAYOUT = 2
 """Of the folder of a run; runs of the first layout were never released."""
-OWN = (JOBS, "figures", "report.html", "summary.json", CONFIG)
+OWN = (JOBS, "figures", "report.html", "summary.json", TIMES, CONFIG)
 """What a run writes; its config.json goes last, so that a removal that was interrupted can be repeated."""
 FOR_RESUMING = {"checkpoint.pt", "learner.safetensors"}
 """Files that only an unfinished job reads, and that have checksums of their own."""
@@ -127,7 +127,7 @@ def write_row(folder: Path, settings: dict[str, Any], result: dict[str, Any]) ->
     if both := settings.keys() & result.keys():
         raise ValueError(f"{', '.join(sorted(both))} of the result is a setting of the job too")
     others = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    sums = {p.name: sha256(p.read_bytes()) for p in others if p.name not in {*FOR_RESUMING, BEGUN, ROW, TIMES}}
+    sums = {p.name: sha256(p.read_bytes()) for p in others if p.name not in {*FOR_RESUMING, BEGUN, ROW}}
     row = {"settings": settings, "result": result, "files": sums, "versions": _versions_of(folder)}
     write_sealed_json(folder / ROW, row)
     (folder / BEGUN).unlink()

@@ -6,6 +6,7 @@ folder of its own in the folder of the run.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from powerprop.files import FileError, sha256, sweep
+from powerprop.files import FileError, naming, sha256, sweep
 from powerprop_paper.data import DataCorrupt
 from powerprop_paper.display import display_for, say
 from powerprop_paper.folder import (
@@ -38,7 +39,6 @@ from powerprop_paper.folder import (
     read_row,
     remove_run,
     versions,
-    write_json,
     write_row,
     write_sealed_json,
 )
@@ -252,20 +252,22 @@ class Run:
         names = {folder: f"{job.__name__}/{folder.name}" for folder in waiting}
         works = [Work(names[each], perform, (job, self.config, waiting[each], each, now)) for each in waiting]
         display = display_for(self.console, self.experiment.name, len(works))
+        outcome = Outcome()
         if ranks.world > 1:
             with display:
                 for work in works:  # an error of any rank ends everything
                     display.update(work.key, 0.0, {})
-                    work.function(*work.arguments, partial(display.update, work.key))
+                    outcome.results[work.key] = work.function(*work.arguments, partial(display.update, work.key))
                     display.finish(work.key, None)
                     ranks.barrier()
-            outcome = Outcome(dict.fromkeys(work.key for work in works))
         elif in_turn:
             outcome = run_all(works, 1, display, torch.get_num_threads())
         else:
             outcome = run_all(works, self.workers, display)
         self.failures |= outcome.failures
         if ranks.main:
+            with naming(self.out / TIMES), (self.out / TIMES).open("a") as file:
+                file.writelines(json.dumps({"job": n, "seconds": each}) + "\n" for n, each in outcome.results.items())
             if any(failure.ends_all for failure in outcome.failures.values()):
                 raise JobsFailedError(self.failures)
             self._read({folder: each for folder, each in waiting.items() if names[folder] in outcome.results})
@@ -302,8 +304,8 @@ class Run:
             self._open.close()
 
 
-def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: Versions, progress: Progress) -> None:
-    """Do one job; its row.json says that it is done."""
+def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: Versions, progress: Progress) -> float:
+    """Do one job; its row.json says that it is done. Returns the seconds it took."""
     start = time.perf_counter()
     main = current_ranks().main
     if main:
@@ -317,8 +319,8 @@ def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: 
     except FileError as error:
         raise FileError(f"{error}; {advice(folder)}") from None
     if main:
-        write_json(folder / TIMES, {"seconds": round(time.perf_counter() - start, 3)})
         write_row(folder, settings, result)
+    return round(time.perf_counter() - start, 3)
 
 
 def _hashable(value: Any) -> Any:
