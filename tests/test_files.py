@@ -130,6 +130,9 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     torch.save({"format": "another"}, path)
     with pytest.raises(CheckpointError, match="was not written by powerprop"):
         load_checkpoint(path)
+    torch.save(torch.nn.Linear(2, 2), path)  # which only a pickle could make again
+    with pytest.raises(CheckpointError, match="is damaged or not a checkpoint"):
+        load_checkpoint(path)
     for missing in (tmp_path / "none", tmp_path):
         with pytest.raises(OSError, match=str(missing)):
             load_checkpoint(missing)
