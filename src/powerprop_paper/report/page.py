@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from powerprop.files import write_atomically
-from powerprop_paper.json_files import read_json
+from powerprop_paper.folder import read_json
 from powerprop_paper.report.table import Table
 
 Summary = Mapping[str, Any]
