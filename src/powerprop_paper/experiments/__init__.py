@@ -13,11 +13,23 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from powerprop.continual import Scenario, Strategy, learn_stream
 from powerprop_paper import data
 from powerprop_paper.report import Column, Table, Value
 from powerprop_paper.run import Progress, Rows, RunError
 from powerprop_paper.settings import Below1, Count, Natural, NonNegative, Seeds, Settings
-from powerprop_paper.train import MetricsLog, Precision, accuracy_in, equal_rate, fit, local_device
+from powerprop_paper.train import (
+    MetricsLog,
+    NonFiniteError,
+    Precision,
+    StepCount,
+    TaskLog,
+    accuracy_in,
+    equal_rate,
+    fit,
+    local_device,
+    matmul_precision,
+)
 
 C = TypeVar("C")
 Columns = Iterable[tuple[str | Column, Callable[[Any], Value]]]
@@ -85,6 +97,41 @@ def fit_in(
             model, optimizer, batches, steps, checkpoint=folder / "checkpoint.pt", log=log,
             progress=lambda step, values: progress(step / steps, {"step": step, **values}), **options,
         )  # fmt: skip
+
+
+def learn_tasks(
+    folder: Path, progress: Progress, learner: Strategy, stream: Sequence[data.Task], steps: int,
+    after_task: Callable[[data.Task], dict[str, float]], scenarios: Sequence[Scenario] = (), precision: str = "float32",
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """`learn_stream` with log and checkpoint in the folder of a job, from where it goes on; the learner's records.
+
+    steps: of one task, all its phases together.
+    after_task: measures; what it returns is logged and shown.
+    precision: of the factors in products of matrices.
+    """
+    with matmul_precision(precision), MetricsLog(folder / "metrics.jsonl") as file:
+        log, count, shown = TaskLog(file, learner, steps), StepCount(), dict[str, float]()
+
+        def on_step(phase: str, step: int, loss: float) -> None:
+            done = count.after(phase, step)
+            log.write(done, loss=loss)
+            progress(
+                (learner.current + done / steps) / len(stream), {"task": learner.current + 1, "loss": loss, **shown}
+            )
+
+        def ended(task: data.Task) -> None:
+            shown.update(after_task(task))
+            log.end_task(**shown)
+
+        try:
+            learn_stream(
+                learner, stream, scenarios, checkpoint=folder / "learner.safetensors", after_task=ended,
+                progress=on_step, **options,
+            )  # fmt: skip
+        except NonFiniteError as error:
+            raise NonFiniteError(f"task {learner.current}: {error}") from None
+        return log.other_records()
 
 
 def equal_rates(lrs: Iterable[float], magnitude: float, alpha: float) -> tuple[float, ...]:
