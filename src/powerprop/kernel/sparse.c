@@ -105,6 +105,18 @@ CLONES static void backward_rows(Rows p, const float *v, const float *x, const f
 CLONES static void gradient_rows(Rows p, const float *x, const float *g, float *dv, int64_t from, int64_t to, int64_t n) {
     backward_tiles(p, NULL, x, g, dv, dv, from, to, n, 0);
 }
+CLONES static void sum_rows(const float *g, float *db, int64_t from, int64_t to, int64_t n) {
+    for (int64_t i = from; i < to; i++) {
+        Lanes sums[TILE] = {{0}};
+        float rest = 0;
+        int64_t c = 0;
+        for (; c + LANES * TILE <= n; c += LANES * TILE)
+            for (int r = 0; r < TILE; r++) sums[r] += load(g + i * n + c + LANES * r);
+        for (; c + LANES <= n; c += LANES) sums[0] += load(g + i * n + c);
+        for (; c < n; c++) rest += g[i * n + c];
+        db[i] = sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
+    }
+}
 
 /* The first row of a share: rows are shared out so that every thread has as many weights. */
 static int64_t share(const int32_t *ptr, int64_t rows, int64_t part, int64_t parts) {
@@ -126,12 +138,14 @@ void powerprop_sparse_forward(const int32_t *ptr, const int32_t *index, const fl
                      relu);
 }
 
-/* The transposed pattern; dx may be NULL. */
+/* The transposed pattern. dx = ∂L/∂x and db = ∂L/∂b, the sums of the `outs` rows of g, may be NULL. */
 void powerprop_sparse_backward(const int32_t *ptr, const int32_t *index, const int32_t *at, const float *v, const float *x,
-                               const float *g, float *dx, float *dv, int64_t rows, int64_t n, int threads) {
+                               const float *g, float *dx, float *dv, float *db, int64_t outs, int64_t rows, int64_t n,
+                               int threads) {
 #pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
     for (int t = 0; t < threads; t++) {
         int64_t from = share(ptr, rows, t, threads), to = share(ptr, rows, t + 1, threads);
+        if (db) sum_rows(g, db, outs * t / threads, outs * (t + 1) / threads, n);
         if (dx) backward_rows((Rows){ptr, index, at}, v, x, g, dx, dv, from, to, n);
         else gradient_rows((Rows){ptr, index, at}, x, g, dv, from, to, n);
     }
