@@ -506,7 +506,7 @@ class Strategy:
         part of it."""
         own = [m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)]
         moving = sum(m.trained_count() for m in own if m.param.grad is not None)
-        return moving / max(1, sum(m.param.numel() for m in own))
+        return moving / max(1, sum(m.numel for m in own))
 
     # --- one learner for every model ----------------------------------------------------------------------------
 
