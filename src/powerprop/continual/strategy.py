@@ -460,6 +460,13 @@ class Strategy:
         self.optimizer.add_param_group(group)
         self._rates.given.append(group["lr"])
 
+    def trained_share(self) -> float:
+        """The fraction of the weights that the task in hand trains, after its gradients; heads of other tasks are no
+        part of it."""
+        own = [m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)]
+        moving = sum(m.trained_count() for m in own if m.param.grad is not None)
+        return moving / max(1, sum(m.numel for m in own))
+
     # --- what methods share -------------------------------------------------------------------------------------
 
     @property
