@@ -28,5 +28,5 @@ def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.Monke
             pytest.skip(f"{missing}")
 
 
-def test_both_notebooks_are_there() -> None:
-    assert [n.name for n in NOTEBOOKS] == ["continual.ipynb", "start.ipynb"]
+def test_all_notebooks_are_there() -> None:
+    assert [n.name for n in NOTEBOOKS] == [f"{n}.ipynb" for n in ("continual", "export", "language-models", "sparse-training", "start")]
