@@ -29,4 +29,5 @@ def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_all_notebooks_are_there() -> None:
-    assert [n.name for n in NOTEBOOKS] == [f"{n}.ipynb" for n in ("continual", "export", "language-models", "sparse-training", "start")]
+    names = "continual", "export", "language-models", "sparse-training", "start"
+    assert [n.name for n in NOTEBOOKS] == [f"{name}.ipynb" for name in names]
