@@ -53,7 +53,7 @@ def html(summary: Summary, figures: Path) -> str:
     templates = Environment(loader=PackageLoader(__package__, ""), autoescape=True, undefined=StrictUndefined)
     templates.filters.update(
         inline=_inline, whole=_whole, paragraphs=_paragraphs, flat=_flat, table=Table.from_data,
-        embedded=partial(_embedded, figures),
+        embedded=partial(_embedded, figures), csv=Table.to_csv, slug=_slug,
     )  # fmt: skip
     page = {"paper": "", "command": "", "stats": (), "config": {}, "versions": {}, **summary}
     anchors = _anchors([section["heading"] for section in page["sections"]])
@@ -95,11 +95,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
+def _slug(text: str) -> str:
+    """A text's letters and digits, as part of a link or the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
 def _anchors(headings: Sequence[str]) -> list[str]:
     """Distinct names for links, made of the headings' letters and digits."""
     result: list[str] = []
     for heading in headings:
-        stem = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+        stem = _slug(heading) or "section"
         others = (f"{stem}-{number}" for number in range(2, len(headings) + 2))
         result.append(stem if stem not in result else next(each for each in others if each not in result))
     return result
