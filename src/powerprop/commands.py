@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import math
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from powerprop import advise as advice
 from powerprop import export as exporting
 from powerprop.export.file import FORMAT, check_fits, encode, read, write
 from powerprop.files import FileError, content_of, header_of, write_atomically
@@ -23,7 +26,7 @@ from powerprop.mask_entries import count
 from powerprop.select import matches, select
 from powerprop.sparsify.prune import top_k_masks
 
-__all__ = ["COMMANDS", "CommandError", "bench_model", "export", "inspect", "prune"]
+__all__ = ["COMMANDS", "CommandError", "advise", "bench_model", "export", "inspect", "prune"]
 
 SUFFIXES = {"sparse": ".sparse.safetensors", "dense": ".dense.safetensors", "onnx": ".onnx", "pt2": ".pt2"}
 EMBEDDINGS = ("*embed*", "*wte.*", "*wpe.*")
@@ -122,8 +125,13 @@ def bench_model(file: Path, model: str, shape: Sequence[int], batches: Sequence[
     print_table(f"{file.name}, {threads} threads, microseconds", columns, rows)
 
 
+def advise(model: str, goal: str) -> None:
+    """Say which method, settings and lines of code serve a goal, and what was measured with them."""
+    print(advice.advise(build(model), goal))
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
-    "inspect": inspect, "prune": prune, "export": export, "bench-model": bench_model,
+    "inspect": inspect, "prune": prune, "export": export, "bench-model": bench_model, "advise": advise,
 }  # fmt: skip
 
 
@@ -168,20 +176,33 @@ def weights_of(state: Mapping[str, Tensor], where: Sequence[str] = ()) -> dict[s
 
 
 def build(model: str | None) -> nn.Module:
-    """The network that 'package.module:function' makes, found from the current folder too."""
+    """The network that 'package.module:function' or 'file.py:function' makes, found from the current folder too."""
     module, _, function = (model or "").partition(":")
     if not (module and function):
-        raise CommandError(f"--model must be package.module:function, something that makes the network, got {model!r}")
+        wanted = "package.module:function or file.py:function, something that makes the network"
+        raise CommandError(f"--model must be {wanted}, got {model!r}")
     sys.path.insert(0, "")
     try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, TypeError) as error:
+        made = getattr(_module(module), function)()
+    except (ImportError, AttributeError, OSError, TypeError) as error:
         raise CommandError(f"--model {model}: {error}") from None
     finally:
         sys.path.remove("")
     if not isinstance(made, nn.Module):
         raise CommandError(f"--model {model} must return a torch.nn.Module, got {type(made).__name__}")
     return made
+
+
+def _module(name: str) -> ModuleType:
+    """A module by its name, or a file that ends in .py."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    assert spec is not None, name
+    assert spec.loader is not None, name
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def filled(model: str | None, stored: Stored) -> nn.Module:

@@ -35,7 +35,7 @@ BAD: list[tuple[type[Strategy], dict[str, Any], str]] = [
     (EfficientPackNet, {"distribution": "erk"}, "distribution must be .*, got 'erk'"),
     (EfficientPackNet, {"retrain_steps": -1}, "retrain_steps must be at least 0, got -1"),
     (EfficientPackNet, {"steps": 0}, "steps must be at least 1, got 0"),
-    (EfficientPackNet, {"clip": 0.0}, r"clip must be a positive norm, got 0\.0"),
+    (EfficientPackNet, {"clip": 0.0}, r"clip must be positive, got 0\.0"),
     (EfficientPackNet, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
     (EfficientPackNet, {"seed": -1}, "seed must be at least 0, got -1"),
     (PackNet, {"total_tasks": 0}, "total_tasks must be at least 1, got 0"),

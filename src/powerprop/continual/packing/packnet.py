@@ -17,6 +17,8 @@ from powerprop.continual.strategy import OptimizerFactory, Progress, TaskId, che
 from powerprop.eval_mode import evaluating
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
+from powerprop.sparse.compute import sparse_compute
+from powerprop.sparse.linear import densify
 from powerprop.sparsify.prune import top_k
 
 __all__ = ["PackNet", "Packing"]
@@ -35,6 +37,7 @@ class Packing(SubnetworkStrategy):
     protects them; without it, `end(data)` prunes and retrains by itself.
 
     retrain_steps: after pruning; by default half of the training steps.
+    sparse: compute with the weights of the task alone (`sparse_compute`) while these are retrained.
     Further arguments are those of `Strategy`.
     """
 
@@ -48,11 +51,17 @@ class Packing(SubnetworkStrategy):
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, retrain_steps: int | None = None,
-        **options: Any,
+        sparse: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
+        if sparse and (others := [k.__name__ for k in getattr(self, "strategies", ()) if not issubclass(k, Packing)]):
+            raise ValueError(
+                f"sparse=True is for {self.name} alone: {', '.join(others)} would meet layers that hold some of their "
+                "weights"
+            )
         self.retrain_steps = self.steps // 2 if retrain_steps is None else retrain_steps
         check_least(retrain_steps=(self.retrain_steps, 0))
+        self.sparse = sparse
         self._chosen: Masks | None = None
         self._dense: float | None = None
 
@@ -106,6 +115,16 @@ class Packing(SubnetworkStrategy):
         if self.open_ended and (full := self.full_layers() - before):
             text = f"{self.name}: fewer than {NEARLY_FULL:.0%} of the weights of {', '.join(sorted(full))} are free"
             warnings.warn(f"{text} for the tasks to come", stacklevel=2)
+
+    def train(self, source: Source, steps: int, progress: Progress | None = None, phase: str = "training") -> None:
+        """Retraining touches the weights of the task alone, if that is asked for."""
+        if not self.sparse or phase == "training":
+            return super().train(source, steps, progress, phase)
+        sparse_compute(self.model, self.optimizer, layers=["*"])
+        try:
+            super().train(source, steps, progress, phase)
+        finally:
+            densify(self.model)
 
     def prune_on(self, data: Source, validation: Source, progress: Progress | None) -> int:
         """Prune further while retraining; returns how many of the retraining steps that took."""
