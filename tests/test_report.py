@@ -46,7 +46,7 @@ class Links(HTMLParser):
 
 ABOUT: dict[str, Any] = {
     "command": f"powerprop run x {HOSTILE}",
-    "config": {"alpha": [1, 2], "sgd": {"lr": 0.1, "note": HOSTILE}, "empty": {}},
+    "config": {"alpha": [1, 2], "lr": 0.1, "note": HOSTILE, "empty": []},
     "versions": {"torch": "2.13"},
 }
 
@@ -86,7 +86,7 @@ def test_a_page_is_one_file_that_loads_nothing(text: str) -> None:
 
 def test_everything_on_a_page_is_escaped_and_present(text: str) -> None:
     assert "<script" not in text
-    for part in ("sgd.lr", "0.1", "[1, 2]", "+30 points", "2.13", "Figure 2.", "<code>code</code>", "75.0 ± 7.1"):
+    for part in (">lr<", "0.1", "[1, 2]", "+30 points", "2.13", "Figure 2.", "<code>code</code>", "75.0 ± 7.1"):
         assert part in text
     assert text.count("<p>") == 4
     assert '<pre class="command"><code>powerprop run x &lt;script' in text
@@ -100,7 +100,7 @@ def test_every_picture_has_words_that_say_what_it_shows(text: str) -> None:
 
 def test_anchors_are_distinct_and_lead_somewhere(text: str) -> None:
     found = Links(text)
-    assert found.ids == ["accuracy", "accuracy-2", "4"]
+    assert found.ids == ["section-1", "section-2", "section-3"]
     assert [anchor.removeprefix("#") for anchor in found.anchors if anchor.startswith("#")] == found.ids
 
 
