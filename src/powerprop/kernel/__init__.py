@@ -39,6 +39,8 @@ _CALLS: tuple[tuple[str, list[Any], Any], ...] = (
     ("kth", [_AT, _LONG, _LONG], ctypes.c_float),
     ("sparse_forward", [_BYTES, _BYTES, _AT, _AT, _AT, _AT, _LONG, _LONG, _INT, _INT], None),
     ("sparse_backward", [*3 * [_BYTES], *6 * [_AT], *3 * [_LONG], _INT], None),
+    ("sparse_conv", [*2 * [_BYTES], *4 * [_AT], *4 * [_LONG], _INT], None),
+    ("sparse_conv_backward", [*3 * [_BYTES], *5 * [_AT], *6 * [_LONG], _INT], None),
     ("sparse_above", [_AT, _LONG, ctypes.c_float, _AT], _LONG),
     ("infer", [_BYTES, _LONG, _AT, _AT, _LONG, _BYTES, _BYTES, _LONG, _LONG, _INT], None),
     ("trim", [], None),
