@@ -51,7 +51,7 @@ def test_what_is_no_text(tmp_path: Path, no_data_places: None) -> None:
         (tmp_path / "odd").write_bytes(content)
         with pytest.raises(DataCorrupt, match=message):
             load_text(str(tmp_path / "odd"))
-    with pytest.raises(DataNotFound, match=r"tinyshakespeare(.|\n)*no download was asked for"):
+    with pytest.raises(DataNotFound, match=r"data set 'tinyshakespeare' was not found(.|\n)*put the file"):
         load_text(download=False)
     wrong = tmp_path / "cache" / "powerprop" / "tinyshakespeare" / "input.txt"
     wrong.parent.mkdir(parents=True)

@@ -6,7 +6,6 @@ presets `paper` are the protocols.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,8 +36,6 @@ from powerprop_paper.experiments.baselines.protocol import (
 )
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, PUBLISHED
 from powerprop_paper.experiments.baselines.published import Value as Published
-from powerprop_paper.folder import TIMES, advice, read_times
-from powerprop_paper.json_files import write_json
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Mean, Point, scatter
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Rows, Run
@@ -48,8 +45,6 @@ from powerprop_paper.train import local_device, matmul_precision, precision_note
 SHOWN = {"JointTraining": "Joint", "AGEM": "A-GEM", "ICaRL": "iCaRL"}
 """Methods that readers know by another name than their class."""
 PACKING = {"PackNet", "EfficientPackNet"}
-SECONDS = "seconds"
-"""Where a learner keeps how long its tasks took, one number each."""
 FAR = 2.0
 """So many published standard deviations are far."""
 MEGABYTE, NOTHING = 1e6, 1e3
@@ -202,18 +197,15 @@ def learn(
     stream = make_stream(cfg, images.to(device), strategy, seed)
     scenarios = outputs_of(cfg.benchmark, strategy, cfg.columns)[outputs]
     learner = make_learner(cfg, images, strategy, alpha, outputs, strength, rate, seed, device)
-    steps, started = learner.steps + getattr(learner, "retrain_steps", 0), [time.monotonic()]
+    steps = learner.steps + getattr(learner, "retrain_steps", 0)
 
     def after_task(task: data.Task) -> dict[str, float]:
-        started.append(time.monotonic())
-        learner.records.setdefault(SECONDS, []).append(started[-1] - started[-2])
         rows = learner.records["accuracies"]
         return {each: Accuracies(each, rows[each]).average() for each in scenarios}
 
     records = learn_tasks(
         folder, progress, learner, stream, steps, after_task, scenarios, cfg.matmul_precision, **one_by_one(learner)
     )
-    write_json(folder / TIMES, records[SECONDS])
     with matmul_precision(cfg.matmul_precision):
         return {
             "accuracies": records["accuracies"],
@@ -316,12 +308,6 @@ class MethodRows:
     def kept(self, *scenarios: Scenario) -> int | None:
         """Bytes beyond the model, the most of all seeds: memories have one size, bases may differ a little."""
         return max((bytes for each in scenarios for bytes in self.of(each).values("memory_bytes")), default=None)
-
-    def seconds(self) -> float | None:
-        """Of one training on average, with its evaluation."""
-        rows = [row for each in self.runs.values() for row in each.finished]
-        found = [sum(read_times(row.folder / TIMES, list, advice(row.folder))) for row in rows]
-        return fmean(found) if found else None
 
 
 def main(cfg: Config, run: Run, story: Story) -> Page:
@@ -436,11 +422,10 @@ def main_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
         ("", lambda m: m.method.label),
         *((Percent(each, "max", 2), partial(MethodRows.accuracy, scenario=each)) for each in cfg.columns),
         *([of_groups] if groups else []), (Column("kept (MB)", digits=2), megabytes),
-        (Column("seconds", digits=0), MethodRows.seconds),
     ]  # fmt: skip
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Kept: what a method keeps beyond the model, "
-        "the most of all scenarios. Seconds: of one run on one core, with evaluation."
+        "the most of all scenarios."
     )
     if groups:
         caption += f" {cfg.group} images: methods that infer the task do so from so many images that share it."
