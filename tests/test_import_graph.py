@@ -89,7 +89,13 @@ def test_the_library_names_the_paper_s_package_where_it_looks_for_its_commands_a
 FOLDERS = {"sparse", "sparsify", "export", "continual"}
 UPPER = {"__init__", "__main__", "cli", "commands", "flops"}
 """Modules that put others together."""
-BELOW = {"core": {"sparse"}, "sparse": set(), "sparsify": {"sparse"}, "export": {"sparse"}, "continual": {"sparsify"}}
+BELOW = {
+    "core": {"sparse"},
+    "sparse": set(),
+    "sparsify": {"sparse"},
+    "export": {"sparse"},
+    "continual": {"sparsify", "sparse"},
+}
 """The folders that each part may import from, beside the core."""
 
 

@@ -44,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
     sums = "".join(hashlib.sha256(Path(source).read_bytes()).hexdigest() for source in SOURCES)
     known = f'-DPOWERPROP_SOURCES="{sums}"'
-    command = [compiler(), *FLAGS, known, *SANITIZE, *(s for s in SOURCES if s.endswith(".c")), "-o", str(folder / kernel._NAME), "-lm"]
+    code = [source for source in SOURCES if source.endswith(".c")]
+    command = [compiler(), *FLAGS, known, *SANITIZE, *code, "-o", str(folder / kernel._NAME), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if "cannot find" in done.stderr and "san" in done.stderr:
         pytest.skip(f"{command[0]} has no sanitizers: {done.stderr.strip()[-200:]}")

@@ -53,7 +53,7 @@ def html(summary: Summary, figures: Path) -> str:
     templates = Environment(loader=PackageLoader(__package__, ""), autoescape=True, undefined=StrictUndefined)
     templates.filters.update(
         inline=_inline, whole=_whole, paragraphs=_paragraphs, shown=_shown, table=Table.from_data,
-        embedded=partial(_embedded, figures),
+        embedded=partial(_embedded, figures), csv=Table.to_csv, slug=_slug,
     )  # fmt: skip
     page = {"paper": "", "command": "", "stats": (), "config": {}, "versions": {}, **summary}
     return templates.get_template("page.html").render(page=page)
@@ -84,6 +84,11 @@ def _inline(text: str) -> Markup:
 
 def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _slug(text: str) -> str:
+    """A text's letters and digits, as part of a link or the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 # Markdown
