@@ -47,6 +47,7 @@ EXPERIMENTS = {
     "endless-permuted-mnist",
     "baselines.strategies": "split-mnist-strategies permuted-mnist-strategies split-cifar100-strategies powerprop-ewc",
     "rates": "learning-rates",
+    "stability": "rate-stability",
     "boundaries": "unknown-boundaries",
     "inference": "task-inference",
     "world": "continual-world",
