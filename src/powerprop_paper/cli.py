@@ -48,6 +48,7 @@ EXPERIMENTS = {
     "baselines.strategies": "split-mnist-strategies permuted-mnist-strategies split-cifar100-strategies powerprop-ewc",
     "rates": "learning-rates",
     "stability": "rate-stability",
+    "choosing": "choosing-alpha",
     "boundaries": "unknown-boundaries",
     "inference": "task-inference",
     "world": "continual-world",
