@@ -68,7 +68,7 @@ class Config(Settings):
     """each pruned at once from the dense network"""
     seeds: Seeds = 3
     """runs of each"""
-    length: Positive = 2.0
+    length: Positive = 3.0
     """of the trainings, times those of `rate-stability`"""
 
     def __post_init__(self) -> None:
