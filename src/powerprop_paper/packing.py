@@ -20,7 +20,7 @@ from powerprop.continual.packing.task_inference import entropies
 from powerprop.select import select
 from powerprop_paper import data, models
 from powerprop_paper.models import fans
-from powerprop_paper.train import Precision, equal_rate
+from powerprop_paper.train import Precision
 
 if TYPE_CHECKING:
     from powerprop_paper.experiments.split import Config
@@ -46,22 +46,16 @@ def make_stream(cfg: Config, images: data.Images, seed: int) -> data.Stream:
     return data.split(images, images.classes // cfg.tasks, validation=cfg.validation, transform=transform)
 
 
-def rate(cfg: Config, alpha: float) -> float:
-    """The learning rate of an α: lr(α)·α²|w|^(2-2/α) = lr(1) for weights of the typical size."""
-    return equal_rate(cfg.lr, cfg.magnitude, alpha) if cfg.scale_lr else cfg.lr
-
-
 def make_learner(cfg: Config, method: str, alpha: float, seed: int, device: torch.device) -> Packing:
     """The learner of a method, with the first weights of its seed."""
-    learning_rate = rate(cfg, alpha)
     options: dict[str, Any] = {
-        "alpha": alpha, "rate": "paper", "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch,
+        "alpha": alpha, "rate": cfg.rate, "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch,
         "retrain_steps": cfg.retrain_steps,
         "clip": cfg.clip or None, "schedule": partial(falling, cfg.decay),
         "objective": make_objective(cfg, device, seed), "heads": "heads" if cfg.model == "alexnet" else None,
     }  # fmt: skip
     model = build(cfg, seed).to(device)
-    optimizer = partial(SGD, lr=learning_rate, momentum=cfg.momentum)
+    optimizer = partial(SGD, lr=cfg.lr, momentum=cfg.momentum)
     if method == "packnet":
         return PackNet(model, optimizer, cfg.tasks, **options)
     options |= {"gamma": cfg.gamma, "grid": cfg.grid, "search": cfg.search, "when_full": "train"}

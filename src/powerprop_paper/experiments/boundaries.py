@@ -19,6 +19,7 @@ from torch import Tensor
 from powerprop.continual import BoundaryFinder, ChangePointDetector, Packing
 from powerprop.continual.boundaries import check_finding
 from powerprop.continual.data import derived_seed
+from powerprop.optim import Rate
 from powerprop_paper import data
 from powerprop_paper.experiments import split
 from powerprop_paper.packing import fraction, make_learner, make_stream
@@ -62,6 +63,8 @@ class Config(Settings):
     """after pruning, on what is kept of a task"""
     gamma: Share
     """fraction of the dense validation accuracy that a sub-network must keep"""
+    rate: Rate = "matched"
+    """matched: the learning rate serves every power; paper: the update as printed"""
     frugal_gamma: Share = 0.96
     """the same of the learner that packs frugally"""
     prunings: Natural = 2
@@ -102,7 +105,7 @@ class Config(Settings):
         """The settings of the same learner where tasks have boundaries."""
         return split.Config(
             tasks=self.tasks, alphas=(self.alpha,), lr=self.lr, seeds=self.seeds, steps=self.longest,
-            retrain_steps=self.retrain_steps, gamma=self.gamma, scale_lr=False, decay=self.decay,
+            retrain_steps=self.retrain_steps, gamma=self.gamma, rate=self.rate, decay=self.decay,
             init_scale=self.init_scale, clip=CLIP, batch=BATCH, width=self.width, search="binary", images=self.images,
             validation=0, test=self.test, frugal_gamma=self.frugal_gamma, prunings=self.prunings,
             methods=("efficient-packnet", "frugal-packnet"), pruning_steps=self.pruning_steps,
@@ -116,12 +119,12 @@ PRESETS = {
         frugal_gamma=0.5, prunings=1, pruning_steps=5, min_length=40, memory=40, images=2_000, test=128, group=32,
     ),
     "cpu": Config(
-        tasks=10, shortest=300, longest=600, alpha=1.5, lr=4.6, seeds=2, retrain_steps=200, gamma=0.9,
+        tasks=10, shortest=300, longest=600, alpha=1.5, lr=1.0, seeds=2, retrain_steps=200, gamma=0.9,
         matmul_precision="bfloat16",
     ),
     "paper": Config(
         tasks=10, shortest=50_000, longest=50_000, alpha=1.5, lr=0.05, seeds=10, retrain_steps=50_000, gamma=0.9,
-        decay=(), init_scale=1.0, memory=800,
+        rate="paper", decay=(), init_scale=1.0, memory=800,
     ),
 }  # fmt: skip
 

@@ -83,12 +83,9 @@ class Config(Settings):
 
 
 PRESETS = {
-    "smoke": Config(
-        networks=("LeNet", "GPT"), length=0.01, seeds=2, sparsities=(0.5,),
-        rules=(DEFAULT, "rising 3", "falling 3", "share 0.9", "hypergradient 0.3"),
-    ),
+    "smoke": Config(networks=("GPT",), length=0.01, seeds=2, sparsities=(0.5,), rules=(DEFAULT, "share 0.9")),
     "cpu": Config(),
-}  # fmt: skip
+}
 
 
 # The rules.

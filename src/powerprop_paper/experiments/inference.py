@@ -22,6 +22,7 @@ from torch.optim import SGD
 from powerprop.continual import EfficientPackNet, infer
 from powerprop.continual.packing.subnetworks import SAMPLED, InputStats, Sample
 from powerprop.continual.packing.task_inference import entropies
+from powerprop.optim import Rate
 from powerprop_paper import data, models
 from powerprop_paper.data.streams import pixel_order
 from powerprop_paper.packing import fraction
@@ -73,6 +74,8 @@ class Config(Settings):
     """fraction of the validation accuracy that a sub-network must keep"""
     inputs: Annotated[tuple[Literal["plain", "standardised"], ...], EachOnce()] = ("plain", "standardised")
     """pixels in [0, 1], or every pixel of a task with mean 0 and variance 1"""
+    rate: Rate = "matched"
+    """matched: the learning rate serves every power; paper: the update as printed"""
     width: Count = 300
     """units of a hidden layer"""
     groups: Annotated[tuple[Count, ...], EachOnce()] = (1, 8, 128)
@@ -99,12 +102,13 @@ PRESETS = {
         probe_single=4, images=2_000, validation=500,
     ),
     "cpu": Config(
-        streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.25, lr=2.0, seeds=1,
+        streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.25, lr=1.0, seeds=1,
         steps=400, retrain_steps=250, prunings=3, pruning_steps=50, gamma=0.97,
     ),
     "paper": Config(
         streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.375, lr=0.05, seeds=5,
-        steps=50_000, retrain_steps=50_000, prunings=3, pruning_steps=5_000, gamma=0.99, width=1000,
+        steps=50_000, retrain_steps=50_000, prunings=3, pruning_steps=5_000, gamma=0.99, rate="paper",
+        width=1000,
     ),
 }  # fmt: skip
 
@@ -195,7 +199,7 @@ def make_learner(cfg: Config, outputs: int, seed: int) -> EfficientPackNet:
     """The learner of all jobs, with the first weights of its seed."""
     model = models.mlp([784, cfg.width, cfg.width, outputs], generator=torch.Generator().manual_seed(seed))
     return EfficientPackNet(
-        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, rate="paper", gamma=cfg.gamma,
+        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, rate=cfg.rate, gamma=cfg.gamma,
         steps=cfg.steps, retrain_steps=cfg.retrain_steps, prunings=cfg.prunings, clip=1.0, seed=seed,
         pruning_steps=cfg.pruning_steps, reuse="output", batch_size=BATCH,
     )  # fmt: skip

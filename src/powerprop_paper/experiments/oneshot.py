@@ -32,6 +32,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 import powerprop as pp
 from powerprop.files import replacing
+from powerprop.optim import Rate
 from powerprop.select import select
 from powerprop_paper import data, models, pruning
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
@@ -51,7 +52,7 @@ from powerprop_paper.settings import (
     Settings,
     require,
 )
-from powerprop_paper.train import MetricsLog, Precision, accuracy_in, equal_rate, fit, local_device, triangle
+from powerprop_paper.train import MetricsLog, Precision, accuracy_in, fit, local_device, triangle
 
 TARGETS: Final = "targets"
 DIRECT, LASSO = "direct", "lasso"
@@ -97,9 +98,12 @@ class Config(Settings):
     lassos: tuple[Positive, ...] = ()
     """further candidates, of one more row: ordinary weights (α = 1) at the first learning rate with a penalty λ|w| of
     this strength, beside the weight decay of all"""
+    rate: Rate = "matched"
+    """of virtual targets; matched: every power has what is chosen for α = 1; paper: the update as printed, for which
+    each power chooses among the candidates"""
     magnitude: NonNegative = 0.0
-    """the candidates are those of α = 1, and for other powers such that a weight of this size learns, and on φ directly
-    decays, equally fast; 0 takes them as they are for all"""
+    """on φ directly, the candidates are such that a weight of this size learns and decays as fast as under α = 1; 0
+    takes them as they are"""
     seeds: Seeds = 5
     """runs of each method at its chosen learning rate"""
     tuning_seeds: Seeds = 1
@@ -160,7 +164,7 @@ class Config(Settings):
         fits = len(self.decays) in (0, len(self.lrs))
         require(fits, f"decays must be as many as the {len(self.lrs)} learning rates, or none, got {self.decays}")
         for alpha in self.alphas:
-            tried = self.candidates(Method(alpha, TARGETS))
+            tried = self.candidates(Method(alpha, self.parametrization[-1]))
             text = tuple(zip(self.lrs, self.decays, strict=True)) if self.decays else self.lrs
             require(len(set(tried)) == len(tried) > 0, f"learning rates must be different, got {text}")
         message = f"shift moves images of networks of convolutions, got {self.shift} with {self.model}"
@@ -199,11 +203,15 @@ class Config(Settings):
             return tuple(Candidate(self.lrs[0], each) for each in self.lassos)
         decays = self.decays or (self.weight_decay,) * len(self.lrs)
         pairs = [Candidate(lr, decay) for lr, decay in zip(self.lrs, decays, strict=True)]
-        if not self.magnitude or method.alpha == 1:
+        if not self.magnitude or method.parametrization != DIRECT:
             return tuple(pairs)
-        scale = equal_rate(1.0, self.magnitude, method.alpha)
-        of_phi = 1 / (method.alpha * scale) if self.parametrization == (DIRECT,) else 1.0
+        scale = self.magnitude ** (2 / method.alpha - 2) / method.alpha**2
+        of_phi = 1 / (method.alpha * scale)
         return tuple(Candidate(float(f"{scale * lr:.2g}"), float(f"{of_phi * decay:.2g}")) for lr, decay in pairs)
+
+    def chooses(self, method: Method) -> bool:
+        """True unless it has what is chosen for α = 1."""
+        return self.rate == "paper" or method.alpha == 1 or method.parametrization == DIRECT or 1.0 not in self.alphas
 
 
 SMALL: dict[str, Any] = {
@@ -213,14 +221,14 @@ MNIST = {
     "smoke": Config(**SMALL, lrs=(0.2, 0.5), seeds=2, checkpoint_every=10),
     "demo": Config(alphas=(1.0, 2.0, 3.0), lrs=(0.5,), seeds=2, steps=8_000),
     "cpu": Config(tuning_seeds=5),
-    "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal"),
+    "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal", rate="paper"),
 }  # fmt: skip
 
 ADAM: dict[str, Any] = {"optimiser": "adam", "parametrization": (TARGETS, DIRECT), "lrs": (0.001,)}
 OPTIMISERS = {
     "smoke": Config(**ADAM, **SMALL, seeds=1, checkpoint_every=20),
     "cpu": Config(**ADAM, alphas=(1.0, 2.0)),
-    "paper": Config(**ADAM, alphas=(1.0, 2.0, 3.0, 4.0), steps=50_000, init="glorot_normal"),
+    "paper": Config(**ADAM, alphas=(1.0, 2.0, 3.0, 4.0), steps=50_000, init="glorot_normal", rate="paper"),
 }
 FAST: dict[str, Any] = {
     "data": "cifar10", "model": "fast-cifar", "init": "he_normal", "pixels": "standard", "magnitude": 0.1,
@@ -240,7 +248,7 @@ CIFAR = {
     ),
     "paper": Config(
         data="cifar10", model="conv6", lrs=(0.0025,), steps=100_000, momentum=0.9, init="glorot_normal",
-        pixels="standard", batch_norm=True,
+        pixels="standard", batch_norm=True, rate="paper",
     ),
 }  # fmt: skip
 
@@ -324,7 +332,7 @@ def make_optimizer(
                     weight.grad.add_(weight.detach().sign(), alpha=decay)
 
         base.register_step_pre_hook(pull)
-    return pp.Powerprop(base, model, alpha, rate="paper") if parametrization == TARGETS else base
+    return pp.Powerprop(base, model, alpha, rate=cfg.rate) if parametrization == TARGETS else base
 
 
 def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dict[str, Any]:
@@ -415,10 +423,12 @@ class MethodRows:
 def main(cfg: Config, run: Run, story: Story) -> Page:
     """Tune, train all seeds with what was chosen, and say what was found."""
     run.prepare(lambda: find_data(cfg))
-    tried = [(method, each) for method in cfg.methods for each in cfg.candidates(method)]
+    own = [method for method in cfg.methods if cfg.chooses(method)]
+    tried = [(method, each) for method in own for each in cfg.candidates(method)]
     tuned = len(cfg.lrs) > 1 or len(cfg.lassos) > 1
     tuning = run.map(train, jobs(tried, cfg.tuning_seeds)) if tuned else Rows()
-    chosen = {method: choose(cfg, method, tuning) for method in cfg.methods}
+    found = {method: choose(cfg, method, tuning) for method in own}
+    chosen = {method: found.get(method) or found[Method(1.0, TARGETS)] for method in cfg.methods}
     final = run.map(train, jobs(chosen.items(), cfg.seeds))
     measured = [measure(cfg, method, each, rows_of(final, method, each)) for method, each in chosen.items()]
     measured = [m for m in measured if m.rows.finished]
@@ -584,7 +594,7 @@ def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) ->
     """What every candidate came to on the validation images, and which was chosen."""
     rows: list[list[Value]] = []
     better: list[str] = []
-    for m in measured:
+    for m in (each for each in measured if cfg.chooses(each.method)):
         scores = {each: score(rows_of(tuning, m.method, each)) for each in cfg.candidates(m.method)}
         best = scores[m.chosen]
         for each, found in scores.items():
@@ -602,9 +612,11 @@ def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) ->
         f"tuning {'seed' if cfg.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
     )
     if cfg.magnitude:
-        decays = " and decays" if cfg.decays and DIRECT in cfg.parametrization else ""
+        decays = " and decays" if cfg.decays else ""
         size = f"a weight of size {cfg.magnitude:g}"
         text += f" The candidates of a power are such that {size} learns{decays} equally fast."
+    if not all(cfg.chooses(m.method) for m in measured):
+        text += " Powers that are not here have what is chosen for α = 1."
     if better:
         text += f"\n\nPassed over for their dense accuracy, though they prune better: {', '.join(better)}."
     return Section("Choice of the learning rate", text, (), [table])

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 import powerprop as pp
 from powerprop.allocate import Layers, at_most
 from powerprop.flops import count_flops
+from powerprop.optim import Rate
 from powerprop_paper import data, models
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.pruning import SEEN
@@ -46,7 +47,6 @@ from powerprop_paper.train import (
     MetricsLog,
     Precision,
     accuracy_in,
-    equal_rate,
     evaluate,
     fit,
     local_device,
@@ -110,9 +110,8 @@ class Config(Settings):
     """the methods of the extended-training table"""
     cycles: tuple[Count, ...] = ()
     """of each of its trainings, at `tune_at`"""
-    magnitude: NonNegative = 0.0
-    """the candidates are those of α = 1, and for α > 1 such that a weight of this size learns equally fast; 0: they are
-    the same for every method"""
+    rate: Rate = "matched"
+    """matched: the learning rates serve every power; paper: the update as printed"""
     batch: Count = 100
     """images per step"""
     nesterov: bool = False
@@ -155,12 +154,6 @@ class Config(Settings):
         for target in (*self.sparsities, self.tune_at):
             parse(target)
 
-    def candidates(self, method: str) -> tuple[float, ...]:
-        """The learning rates that a method is tried with, to two digits."""
-        if not self.magnitude or not METHODS[method].powerprop:
-            return self.lrs
-        return tuple(float(f"{equal_rate(lr, self.magnitude, self.alpha):.2g}") for lr in self.lrs)
-
     @property
     def sparse(self) -> list[str]:
         """The methods that are not dense."""
@@ -190,7 +183,7 @@ MNIST = {
         tune_at="uniform 0.98", seeds=3, steps=10_000, weight_decay=5e-4, topkast_every=1, regrow_every=25,
     ),
     "paper": Config(
-        task="mnist", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
+        task="mnist", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4), rate="paper",
         tune_at="uniform 0.98", seeds=3, steps=PROBLEMS["mnist"].full_steps, cycles=(2, 3, 5), extended=PAIR,
     ),
 }  # fmt: skip
@@ -199,7 +192,7 @@ CIFAR = {
     "smoke": Config(
         task="fast-cifar", methods=("dense", "pp-topkast-0"), sparsities=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
         tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, checkpoint_every=1,
-        nesterov=True, label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0, magnitude=0.1,
+        nesterov=True, label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0,
     ),
     "cpu": Config(
         task="fast-cifar",
@@ -207,13 +200,13 @@ CIFAR = {
             "dense", "static", "snip", "set", "rigl", "snfs", "dsr", "iterative", "pp-iterative", "topkast-0",
             "pp-topkast-0",
         ),
-        sparsities=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5, lrs=(0.2, 0.4), magnitude=0.1,
+        sparsities=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5, lrs=(0.2, 0.4),
         tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True, weight_decay=5e-4, clip=3.0,
         label_smoothing=0.1, shift=2, precision="bfloat16", checkpoint_every=180, warmup=0.2, topkast_every=1,
         topkast_decay=1e-3, regrow_every=25,
     ),
     "paper": Config(
-        task="cifar10", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2),
+        task="cifar10", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), rate="paper",
         tune_at="uniform 0.95", seeds=3, steps=PROBLEMS["cifar10"].full_steps, batch=128, weight_decay=5e-4,
         warmup=0.05, topkast_every=100, cycles=(2, 3, 5), extended=PAIR,
     ),
@@ -273,7 +266,7 @@ def make_optimizer(
         sparsity, distribution, steps, layer_rules(cfg, distribution), seed, cfg.topkast_every, cfg.regrow_every,
         cfg.topkast_decay,
     )  # fmt: skip
-    return pp.Powerprop(base, model, cfg.alpha if METHODS[method].powerprop else 1.0, sparsify=sparsify, rate="paper")
+    return pp.Powerprop(base, model, cfg.alpha if METHODS[method].powerprop else 1.0, sparsify=sparsify, rate=cfg.rate)
 
 
 def rate(done: float, warmup: float) -> float:
@@ -320,7 +313,7 @@ def main(cfg: Config, run: Run) -> Page:
     """One run of each method at each candidate rate; all seeds of those near the best; the table at the chosen ones."""
     run.prepare(lambda: data.load(PROBLEMS[cfg.task].data).split_validation(cfg.validation))
     names = list(dict.fromkeys((*cfg.methods, *cfg.extended)))
-    first = run.map(train, [job(name, cfg.tune_at, lr, 0) for name in names for lr in cfg.candidates(name)])
+    first = run.map(train, [job(name, cfg.tune_at, lr, 0) for name in names for lr in cfg.lrs])
     tried = [(name, lr) for name in names for lr in finalists(first.where(method=name))]
     final = run.map(train, [job(name, cfg.tune_at, lr, seed) for name, lr in tried for seed in range(cfg.seeds)])
     lrs = {name: choose(final.where(method=name)) for name in names}
@@ -569,9 +562,6 @@ def extended(cfg: Config, rows: Rows) -> Table:
 def about_rates(cfg: Config) -> str:
     """How the rates were chosen."""
     tried = ", ".join(f"{lr:g}" for lr in cfg.lrs)
-    if cfg.magnitude:
-        scale = equal_rate(1.0, cfg.magnitude, cfg.alpha)
-        tried += f" (with Powerprop {scale:.3g} times as much: a weight of {cfg.magnitude:g} learns equally fast)"
     return (
         f"Each method's rate is the one of {tried} with the best validation accuracy at {title_of(cfg.tune_at)} "
         f"sparsity: one seed of all, then all seeds of those within {100 * NEAR:g} points of the best. The test images "

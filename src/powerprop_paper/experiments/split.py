@@ -22,9 +22,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from powerprop.continual import GRID, Accuracies, Scenario, accuracy_on, learn_stream
 from powerprop.continual.packing.efficient import check_grid
+from powerprop.optim import Rate
 from powerprop_paper import data
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
-from powerprop_paper.packing import Measures, make_learner, make_stream, rate
+from powerprop_paper.packing import Measures, make_learner, make_stream
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Curve, Mean, heatmap, lines
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
@@ -68,7 +69,7 @@ class Config(Settings):
     alphas: Powers
     """powers; 1 is the method without Powerpropagation"""
     lr: Positive
-    """learning rate at α = 1"""
+    """learning rate"""
     seeds: Seeds
     """runs of each method: first weights, order of pixels, batches"""
     steps: Count
@@ -94,10 +95,8 @@ class Config(Settings):
     """how often frugal-packnet prunes further inside the retraining steps; 0 prunes at once"""
     pruning_steps: Count = 100
     """between two of these prunings"""
-    scale_lr: bool = True
-    """let the learning rate fit α, so that a weight of size `magnitude` learns as fast; otherwise all have one rate"""
-    magnitude: Positive = 0.03
-    """a typical weight"""
+    rate: Rate = "matched"
+    """matched: the learning rate serves every power; paper: the update as printed"""
     momentum: Below1 = 0.0
     """of SGD"""
     decay: tuple[Literal["training", "retraining"], ...] = ()
@@ -189,7 +188,7 @@ PERMUTED = {
     ),
     "paper": Config(
         tasks=10, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000, retrain_steps=50_000, gamma=0.99,
-        scale_lr=False,
+        rate="paper",
     ),
 }  # fmt: skip
 
@@ -242,7 +241,7 @@ CIFAR = {
     ),
     "cpu": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.375, 1.75), lr=0.02, seeds=1,
-        steps=1_000, retrain_steps=500, gamma=0.98, magnitude=0.02, momentum=0.9, decay=("training", "retraining"),
+        steps=1_000, retrain_steps=500, gamma=0.98, momentum=0.9, decay=("training", "retraining"),
         init_scale=0.5, shift=2, search="binary", validation=2_500, probe_images=128, precision="bfloat16",
         candidates=(
             "lr=0.02 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=2",
@@ -251,7 +250,7 @@ CIFAR = {
     ),
     "paper": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,
-        retrain_steps=75_000, gamma=0.99, scale_lr=False,
+        retrain_steps=75_000, gamma=0.99, rate="paper",
     ),
 }  # fmt: skip
 
@@ -438,7 +437,7 @@ def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mappi
     """What the runs that came to their end show; without any, the table alone."""
     several = len(cfg.methods) > 1
     measured = [
-        MethodRows(each, rate(cfg.with_candidate(text), each.alpha), found, several)
+        MethodRows(each, cfg.with_candidate(text).lr, found, several)
         for each, text in chosen.items()
         if (found := rows.where(**each._asdict()).finished)
     ]
@@ -471,7 +470,7 @@ def candidates_section(cfg: Config, trials: Rows, chosen: Mapping[Method, str | 
     text = (
         "Each row of the table has the settings that were best on validation images of the first "
         f"{cfg.tuning_tasks} tasks, first seed, among those that leave room for all tasks if each takes as many new "
-        "weights as the last of these. The test images play no part in it. The rate is that of α = 1."
+        "weights as the last of these. The test images play no part in it."
     )
     return Section("Settings that were chosen", text, [], [Table("Candidates", columns, rows, "In percent.")])
 

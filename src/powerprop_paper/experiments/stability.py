@@ -1,16 +1,16 @@
 """Where does a power diverge at a rate at which the plain optimiser trains? `rate-stability`, beyond the paper.
 
-For each network and optimiser the learning rate is chosen for α = 1, on validation data. Every power is then trained with
-matched rates at that rate and at three times of it, or at a third, too.
+For each network and optimiser the learning rate is chosen for α = 1, on validation data. Every power is then trained
+with matched rates at that rate and at three times of it, or at a third, too.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -25,8 +25,8 @@ from powerprop_paper.data import Windows
 from powerprop_paper.experiments import language
 from powerprop_paper.experiments.language import LanguageSettings
 from powerprop_paper.pages import Column, Headline, Page, Section, Table, Value
-from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
-from powerprop_paper.settings import EachOnce, Positive, Powers, Settings, Share
+from powerprop_paper.run import Experiment, Progress, Rows, Run
+from powerprop_paper.settings import EachOnce, Positive, Powers, Seeds, Settings, Share
 from powerprop_paper.train import evaluate, fit
 
 Optimiser = Literal["SGD", "momentum", "Nesterov", "Adam", "AdamW", "RMSprop", "Muon"]
@@ -161,12 +161,18 @@ class Config(Settings):
     """powers beside 1"""
     around: Annotated[tuple[Positive, ...], EachOnce()] = (1.0, 3.0)
     """rates at which they are trained, times the best of α = 1"""
+    seeds: Seeds = 1
+    """runs of each"""
     length: Share = 1.0
     """of the trainings, as a fraction of the usual"""
 
+    def steps_of(self, network: NetworkName) -> int:
+        """Of a training."""
+        return max(1, round(self.length * NETWORKS[network].steps))
+
 
 PRESETS = {
-    "smoke": Config(networks=("LeNet", "GPT"), optimisers=("SGD", "Muon"), alphas=(2.0,), length=0.01),
+    "smoke": Config(networks=("LeNet",), optimisers=("SGD",), alphas=(2.0,), length=0.01),
     "cpu": Config(),
     "full": Config(alphas=(1.5, 2.0, 3.0, 5.0), around=THIRDS),
 }
@@ -176,19 +182,15 @@ PRESETS = {
 
 
 def train(
-    cfg: Config, folder: Path, progress: Progress, network: NetworkName, optimiser: Optimiser, lr: float, alpha: float
-) -> dict[str, Any]:
-    """What it reaches on validation and test data, and on test data with weights pruned at once."""
-    return trained(network, MAKERS[optimiser], lr, alpha, cfg.length, progress)
-
-
-def trained(
-    network: NetworkName, make: Callable[[list[nn.Parameter], float], Optimizer], lr: float, alpha: float,
-    length: float, progress: Progress, seed: int = 0,
+    cfg: Config, folder: Path, progress: Progress, network: NetworkName, optimiser: Optimiser, lr: float, alpha: float,
+    seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """A training of the same initial weights and the same batches for every optimiser and power."""
-    problem, steps = NETWORKS[network].make(seed), max(1, round(length * NETWORKS[network].steps))
-    optimizer = pp.Powerprop(base_of(problem.model, make, lr), problem.model, alpha)
+    """What it reaches on validation and test data, and on test data with weights pruned at once.
+
+    The same seed gives every optimiser and power the same initial weights and the same batches.
+    """
+    problem, steps = NETWORKS[network].make(seed), cfg.steps_of(network)
+    optimizer = pp.Powerprop(base_of(problem.model, optimiser, lr), problem.model, alpha)
     schedule = problem.schedule
     fit(
         problem.model, optimizer, problem.batches, steps, loss=problem.loss, clip=problem.clip,
@@ -201,12 +203,12 @@ def trained(
     return found | {"pruned": problem.measure(problem.model)["test"]}
 
 
-def base_of(model: nn.Module, make: Callable[[list[nn.Parameter], float], Optimizer], lr: float) -> Optimizer:
+def base_of(model: nn.Module, optimiser: Optimiser, lr: float) -> Optimizer:
     """The optimiser; of Muon, which takes matrices alone, with AdamW for the rest after each step."""
-    if make is not MAKERS["Muon"]:
-        return make(list(model.parameters()), lr)
+    if optimiser != "Muon":
+        return MAKERS[optimiser](list(model.parameters()), lr)
     matrices = list(select(model).values())
-    base = make(matrices, lr)
+    base = MAKERS[optimiser](matrices, lr)
     rest = AdamW([p for p in model.parameters() if not any(p is m for m in matrices)], REST, weight_decay=0.01)
 
     def step_rest(*_: Any) -> None:
@@ -225,10 +227,12 @@ def main(cfg: Config, run: Run) -> Page:
     sections, counted = [], {"trained": 0, "lost": 0}
     for name in cfg.networks:
         rates = {each: NETWORKS[name].rates[each] for each in cfg.optimisers if each in NETWORKS[name].rates}
-        plain = run.map(train, [job(name, o, middle * f, 1.0) for o, middle in rates.items() for f in THIRDS])
+        cells = [job(name, o, middle * f, 1.0) for o, middle in rates.items() for f in THIRDS]
+        plain = run.map(train, [{**cell, "seed": seed} for cell in cells for seed in range(cfg.seeds)])
         best = {o: best_rate(plain.where(optimiser=o), name) for o in rates}
-        jobs = [job(name, o, lr * f, a) for o, lr in best.items() for a in (1.0, *cfg.alphas) for f in cfg.around]
-        found = Rows([*plain, *run.map(train, [each for each in jobs if not plain.where(**each)])])
+        cells = [job(name, o, lr * f, a) for o, lr in best.items() for a in (1.0, *cfg.alphas) for f in cfg.around]
+        cells = [cell for cell in cells if not plain.where(**cell)]
+        found = Rows([*plain, *run.map(train, [{**cell, "seed": s} for cell in cells for s in range(cfg.seeds)])])
         sections.append(section(cfg, name, best, found, counted))
     what = "trainings with α > 1 that learn nothing, of those at rates at which the plain optimiser learns"
     return Page(
@@ -241,14 +245,14 @@ def main(cfg: Config, run: Run) -> Page:
 
 
 def job(network: NetworkName, optimiser: Optimiser, lr: float, alpha: float) -> dict[str, Any]:
-    """The settings of a training; rates have two digits, so that a third of three times is the same rate."""
+    """The settings of a cell; rates have two digits, so that a third of three times is the same rate."""
     return {"network": network, "optimiser": optimiser, "lr": float(f"{lr:.2g}"), "alpha": alpha}
 
 
 def best_rate(rows: Rows, network: NetworkName) -> float:
     """The rate that is best on validation data."""
-    best = (min if in_nats(network) else max)(rows.finished, key=lambda row: row["validation"])
-    return float(best["lr"])
+    scores = {lr: fmean(of.values("validation")) for lr, of in rows.by("lr").items() if not of.lost}
+    return float((min if in_nats(network) else max)(scores, key=scores.__getitem__))
 
 
 def in_nats(network: NetworkName) -> bool:
@@ -256,21 +260,21 @@ def in_nats(network: NetworkName) -> bool:
     return NETWORKS[network].hopeless > 1
 
 
-def learned(row: Row) -> bool:
-    """True unless the training diverged or ended near what a network knows that has seen nothing."""
-    if row.lost or not math.isfinite(row["test"]):
+def learned(rows: Rows, network: NetworkName) -> bool:
+    """True unless a training diverged, or all end near what a network reaches that has seen nothing."""
+    if rows.lost:
         return False
-    hopeless = NETWORKS[row["network"]].hopeless
-    return bool(row["test"] < 0.9 * hopeless if in_nats(row["network"]) else row["test"] > 2 * hopeless)
+    test, hopeless = fmean(rows.values("test")), NETWORKS[network].hopeless
+    return test < 0.9 * hopeless if in_nats(network) else test > 2 * hopeless
 
 
-def said(row: Row) -> str:
-    """`97.5 (95)`, `1.91 (2.10)`, or that the training diverged."""
-    if row.lost:
+def said(rows: Rows, network: NetworkName) -> str:
+    """`97.5 (95)`, `1.91 (2.10)`, or that a training diverged."""
+    if rows.lost:
         return "diverged"
-    dense, pruned = row["test"], row["pruned"]
-    text = f"{dense:.2f} ({pruned:.2f})" if in_nats(row["network"]) else f"{100 * dense:.1f} ({100 * pruned:.0f})"
-    return text if learned(row) else f"{text}, learns nothing"
+    dense, pruned = fmean(rows.values("test")), fmean(rows.values("pruned"))
+    text = f"{dense:.2f} ({pruned:.2f})" if in_nats(network) else f"{100 * dense:.1f} ({100 * pruned:.0f})"
+    return text if learned(rows, network) else f"{text}, learns nothing"
 
 
 def section(
@@ -280,16 +284,15 @@ def section(
     values: list[list[Value]] = []
     for optimiser, lr in best.items():
         for factor in cfg.around:
-            rows = [found.where(**job(network, optimiser, lr * factor, a))[0] for a in (1.0, *cfg.alphas)]
-            values.append([optimiser, f"{rows[0]['lr']:g}", *map(said, rows)])
-            if learned(rows[0]):
-                counted["trained"] += len(rows) - 1
-                counted["lost"] += sum(not learned(row) for row in rows[1:])
+            plain, *powers = [found.where(**job(network, optimiser, lr * factor, a)) for a in (1.0, *cfg.alphas)]
+            values.append([optimiser, f"{plain[0]['lr']:g}", *(said(rows, network) for rows in (plain, *powers))])
+            if learned(plain, network):
+                counted["trained"] += len(powers)
+                counted["lost"] += sum(not learned(rows, network) for rows in powers)
     columns: list[str | Column] = ["optimiser", "rate", *(f"α = {a:g}" for a in (1.0, *cfg.alphas))]
     what = NETWORKS[network].make.__doc__ or ""
     unit = "nats per character" if in_nats(network) else "accuracy in percent"
-    steps = max(1, round(cfg.length * NETWORKS[network].steps))
-    text = f"{what} {steps} steps; {unit} on test data, in brackets pruned at once. One seed."
+    text = f"{what} {cfg.steps_of(network)} steps; {unit} on test data, in brackets pruned at once; {cfg.runs}."
     return Section(network, text, tables=[Table(f"{network}: dense (pruned)", columns, values)])
 
 
