@@ -55,11 +55,10 @@ def parse(rule: str) -> tuple[str, float]:
 class Config(Settings):
     """The settings of the comparison."""
 
-    networks: Annotated[tuple[Literal["LeNet", "GPT", "ResNet"], ...], EachOnce()] = ("LeNet", "GPT", "ResNet")
+    networks: Annotated[tuple[Literal["LeNet", "GPT", "ResNet"], ...], EachOnce()] = ("LeNet", "GPT")
     """those of `rate-stability`"""
     rules: Annotated[tuple[str, ...], EachOnce()] = (
-        "fixed 1", "fixed 1.5", DEFAULT, "fixed 3", "fixed 4", "fixed 5", "rising 3", "falling 3", "share 0.8",
-        "share 0.9", "hypergradient 0.3",
+        "fixed 1", "fixed 1.5", DEFAULT, "fixed 3", "fixed 5", "rising 3", "falling 3", "share 0.9", "hypergradient 0.3",
     )  # fmt: skip
     """a kind and its number; the fixed ones are the sweep that the others are measured by"""
     sparsities: Annotated[tuple[Annotated[float, Range(0, 1, above=True, below=True)], ...], EachOnce()] = (

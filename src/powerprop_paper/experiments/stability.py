@@ -64,7 +64,7 @@ class Problem(NamedTuple):
 
 
 class Network(NamedTuple):
-    """How a problem is made from a seed, the steps it is trained for, and the middle of the rates of each optimiser.
+    """How a problem is made from a seed, the steps it is trained for, and the middle of the rates of its optimisers.
 
     hopeless: what a network reaches that has learned nothing.
     """
@@ -139,12 +139,12 @@ NETWORKS: dict[NetworkName, Network] = {
     "LeNet, Glorot": Network(glorot_lenet, 400, {"Muon": 0.01}),
     "GPT": Network(
         gpt, 300,
-        {"SGD": 1.0, "momentum": 0.1, "Nesterov": 0.1, "Adam": 6e-3, "AdamW": 6e-3, "RMSprop": 2e-3, "Muon": 0.03},
+        {"SGD": 1.0, "momentum": 0.1, "AdamW": 6e-3, "RMSprop": 2e-3, "Muon": 0.03},
         3.3,
     ),
     "ResNet": Network(
         resnet, 80,
-        {"SGD": 0.3, "momentum": 0.03, "Nesterov": 0.03, "Adam": 3e-3, "AdamW": 3e-3, "RMSprop": 1e-3},
+        {"SGD": 0.3, "momentum": 0.03, "Adam": 3e-3, "RMSprop": 1e-3},
     ),
 }  # fmt: skip
 
