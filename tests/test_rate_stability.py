@@ -1,4 +1,4 @@
-"""The experiments on where powers diverge, and on rules that choose α."""
+"""The experiments on where powers diverge, on rules that choose α, and on rates scaled by hand."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import runs
 import standin
 from nets import net, train
 from powerprop_paper import data
-from powerprop_paper.experiments import choosing, stability
+from powerprop_paper.experiments import by_hand, choosing, stability
 from powerprop_paper.experiments.choosing import Hypergradient, choose, parse, share
 from powerprop_paper.run import Rows
 
@@ -93,6 +93,10 @@ def test_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = runs.run_smoke(stability.EXPERIMENTS["rate-stability"], tmp_path / "stability")
     rows = runs.table(summary, "LeNet: dense")
     assert [each["optimiser"] for each in rows] == ["SGD", "SGD"]
+    summary = runs.run_smoke(by_hand.EXPERIMENTS["rate"], tmp_path / "by hand")
+    rows = runs.table(summary, "split-mnist")
+    assert [each["0"] for each in rows] == list(by_hand.WAYS.values())
+    assert all(each["accuracy"]["n"] == 1 for each in rows)
     summary = runs.run_smoke(choosing.EXPERIMENTS["choosing-alpha"], tmp_path / "choosing")
     rows = runs.table(summary, "GPT: nats")
     assert [each["rule"] for each in rows] == list(choosing.PRESETS["smoke"].rules)

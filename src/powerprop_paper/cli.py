@@ -49,6 +49,7 @@ EXPERIMENTS = {
     "rates": "learning-rates",
     "stability": "rate-stability",
     "choosing": "choosing-alpha",
+    "by_hand": "rate",
     "boundaries": "unknown-boundaries",
     "inference": "task-inference",
     "world": "continual-world",

@@ -58,7 +58,8 @@ class Config(Settings):
     networks: Annotated[tuple[Literal["LeNet", "GPT", "ResNet"], ...], EachOnce()] = ("LeNet", "GPT")
     """those of `rate-stability`"""
     rules: Annotated[tuple[str, ...], EachOnce()] = (
-        "fixed 1", "fixed 1.5", DEFAULT, "fixed 3", "fixed 5", "rising 3", "falling 3", "share 0.9", "hypergradient 0.3",
+        "fixed 1", "fixed 1.5", DEFAULT, "fixed 3", "fixed 5", "rising 3", "falling 3", "share 0.9",
+        "hypergradient 0.3",
     )  # fmt: skip
     """a kind and its number; the fixed ones are the sweep that the others are measured by"""
     sparsities: Annotated[tuple[Annotated[float, Range(0, 1, above=True, below=True)], ...], EachOnce()] = (
@@ -67,7 +68,7 @@ class Config(Settings):
     """each pruned at once from the dense network"""
     seeds: Seeds = 3
     """runs of each"""
-    length: Positive = 3.0
+    length: Positive = 1.0
     """of the trainings, times those of `rate-stability`"""
 
     def __post_init__(self) -> None:
