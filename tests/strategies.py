@@ -78,6 +78,7 @@ STRATEGIES: dict[str, Row] = {
     "der++": Row(DERpp, {"memory": 40}, batch=True),
     "dgr": Row(DGR, {"hidden": (12,), "latent": 3}, ("classification",), batch=True),
     "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+    "efficient-packnet-sparse": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10, "sparse": True}, masks=True),
     "er": Row(ER, {"memory": 40}),
     "er-online": Row(ER, {"memory": 40, "fill": "step"}, batch=True),
     "ewc": Row(EWC, {"strength": 10.0}),

@@ -13,7 +13,7 @@ import torch
 
 import runs
 from powerprop_paper import data
-from powerprop_paper.experiments.inference import EXPERIMENTS, FOREIGN, METHODS, PRESETS, ask, foreign, make_stream
+from powerprop_paper.experiments.inference import EXPERIMENTS, FOREIGN, METHODS, PRESETS, ask, foreign, tasks_of
 
 SMOKE = PRESETS["smoke"]
 
@@ -68,16 +68,16 @@ def test_stopped_after_a_task_and_resumed(tmp_path: Path) -> None:
 def test_standardised_inputs_have_no_mean() -> None:
     mnist = runs.digits("mnist")
     for kind in ("permuted", "rotated", "split"):
-        stream = make_stream(SMOKE, kind, "standardised", 0, mnist)
+        stream = tasks_of(SMOKE, kind, "standardised", 0, mnist)
         for task in (stream[0], stream[2]):
             assert float(task.train().x.mean(0).abs().max()) < 1e-4
-    plain = make_stream(SMOKE, "permuted", "plain", 0, mnist)
+    plain = tasks_of(SMOKE, "permuted", "plain", 0, mnist)
     assert float(plain[0].train().x.min()) == 0.0
 
 
 def test_foreign_inputs_are_prepared_as_the_tasks_are() -> None:
     mnist = runs.digits("mnist")
-    plain, standard = (make_stream(SMOKE, "permuted", inputs, 0, mnist)[0] for inputs in ("plain", "standardised"))
+    plain, standard = (tasks_of(SMOKE, "permuted", inputs, 0, mnist)[0] for inputs in ("plain", "standardised"))
     found, prepared = (foreign(SMOKE, task, mnist, 0) for task in (plain, standard))
     assert list(found) == list(FOREIGN)
     x = plain.train().x

@@ -50,6 +50,7 @@ EXPERIMENTS = {
     "stability": "rate-stability",
     "choosing": "choosing-alpha",
     "by_hand": "rate",
+    "wide": "wide-sparse wide-sparse-cifar",
     "boundaries": "unknown-boundaries",
     "inference": "task-inference",
     "world": "continual-world",

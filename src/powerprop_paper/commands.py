@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from powerprop.files import FileError, content_of, write_atomically
 from powerprop_paper.cli import FAMILIES, PRESET, Options, find, own_folder, preset_of, run_experiment
 from powerprop_paper.display import print_table, say
-from powerprop_paper.json_files import read_json
+from powerprop_paper.folder import read_json
 from powerprop_paper.pages import Figure, Page, Section, data_of, write_page
 from powerprop_paper.report import Column, Image, Mean, Table, style
 from powerprop_paper.report.page import index, write_docs

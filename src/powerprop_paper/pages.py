@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from powerprop.files import write_atomically
-from powerprop_paper.folder import merged
-from powerprop_paper.json_files import write_json
+from powerprop_paper.folder import merged, write_json
 from powerprop_paper.report import Bars, Column, Curve, Grid, Headline, Image, Mean, Point, Stat, Table, Value
 from powerprop_paper.report.page import SMOKE, html
 from powerprop_paper.run import Run, plain

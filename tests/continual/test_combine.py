@@ -34,7 +34,7 @@ REASONS = (
     "trains no weight, and", "leaves no room in the loss", "already, with something of its own",
     "keeps everything, got memory=", "both fill the memory, each in its own way",
     "each strategy once", "trains layers that no answer needs",
-    "shows every task a network of its own",
+    "shows every task a network of its own", "would meet layers that hold some of their weights",
 )  # fmt: skip
 
 
@@ -135,6 +135,16 @@ def test_options_of_the_same_name_are_given_by_part() -> None:
         assert same_bits(state(pairs[key]), state(learner))
     assert not same_bits(state(pairs[3.0, 2.0]), state(alone[3.0, 0.0]))
     assert not same_bits(state(pairs[3.0, 2.0]), state(alone[0.0, 2.0]))
+
+
+@pytest.mark.parametrize(("first", "second"), [pair for pair in ALLOWED if pair[0] < pair[1]], ids=str)
+def test_an_option_that_two_methods_have_is_asked_for_by_part(first: str, second: str) -> None:
+    """An attribute of that name is of either of them: no hook may look at it."""
+    shared = shared_options(kind := combine(STRATEGIES[first].kind, STRATEGIES[second].kind))
+    for owner in kind.__mro__:
+        own = shared & all_arguments(owner)
+        functions = [f for name, f in vars(owner).items() if name != "__init__" and hasattr(f, "__code__")]
+        assert not [(f.__qualname__, found) for f in functions if (found := own & {*f.__code__.co_names})]
 
 
 def test_classes_that_share_an_option_are_refused_with_the_way_out() -> None:

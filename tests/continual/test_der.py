@@ -106,5 +106,5 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="fill must be 'end' or 'step', got 'always'"):
         make("er", fill="always")
     for name, option in (("der", "strength"), ("der++", "labels_strength")):
-        with pytest.raises(ValueError, match=f"{option} must not be negative, got -1"):
+        with pytest.raises(ValueError, match=f"{option} must be at least 0, got -1"):
             make(name, **{option: -1})

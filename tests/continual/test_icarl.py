@@ -357,7 +357,7 @@ def test_what_cannot_be_is_refused() -> None:
         make("icarl", loss_weight=1)
     with pytest.raises(ValueError, match="expected label_smoothing=0, got 0.1"):
         ICaRL(network(3), sgd, objective=Classification(label_smoothing=0.1))
-    with pytest.raises(TypeError, match="objective must be Classification, got function"):
+    with pytest.raises(TypeError, match="objective must be Classification, got Function"):
         ICaRL(toy_model(), sgd, objective=lambda model, batch, task: torch.zeros(()))
     ours = make("icarl")
     assert isinstance(ours, ICaRL)

@@ -114,7 +114,7 @@ def test_the_batch_must_be_shown_at_every_step() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="objective must be Classification, got Regression"):
         learner(objective=Regression())
-    with pytest.raises(ValueError, match="strength must not be negative, got -2"):
+    with pytest.raises(ValueError, match="strength must be at least 0, got -2"):
         learner(strength=-2.0)
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
         learner(temperature=0.0)

@@ -358,7 +358,7 @@ def test_two_projections_do_not_go_together() -> None:
 
 
 def test_shares_that_leave_nothing_for_the_task_are_refused() -> None:
-    with pytest.raises(TypeError, match="both rehearse, and the share of PerfectMemory leaves no room in the loss"):
+    with pytest.raises(TypeError, match="both rehearse, and what PerfectMemory rehearses leaves no room in the loss"):
         combine(PerfectMemory, Watching)
 
     class Half(Strategy):
@@ -413,9 +413,9 @@ def test_bytes_are_those_of_the_examples(name: str) -> None:
     ("kind", "options", "message"),
     [
         (ER, {"memory": 0}, "memory must be at least one example, got 0"),
-        (ER, {"rehearsed": 0}, "rehearsed must be at least one example a step, got 0"),
+        (ER, {"rehearsed": 0}, "rehearsed must be at least 1, got 0"),
         (ER, {"loss_weight": 1.0}, "loss_weight must be between 0 and 1, got 1.0"),
-        (GEM, {"margin": -1.0}, "margin must not be negative, got -1.0"),
+        (GEM, {"margin": -1.0}, "margin must be at least 0, got -1.0"),
     ],
 )
 def test_bad_arguments_are_repeated(kind: type[Strategy], options: dict[str, object], message: str) -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from powerprop.files import write_atomically
 from powerprop_paper.data.pictures import MAX_BYTES, centre_crop, random_resized_crop, read_picture, standardise
-from powerprop_paper.data.sources import cache_dir, damaged, not_found, roots
+from powerprop_paper.data.sources import cache_dir, damaged, located, roots
 from powerprop_paper.train.distributed import ALONE, Ranks
 
 SUFFIXES = ("jpg", "jpeg", "png")
@@ -204,21 +204,19 @@ def find_pictures(name: str, root: str | Path | None = None) -> tuple[Pictures, 
     name: of the folder, e.g. "imagenet".
     root: the only place to look; by default $POWERPROP_DATA and the user's cache.
     """
-    places = [place / name for place in roots(root)]
-    for place in places:
-        found = [_open_split(place, split) for split in ("train", "val")]
-        if found[0] is not None and found[1] is not None:
-            _check_classes(place, found[0], found[1])
-            return found[0], found[1]
     layout = f"{name}/train/<class>/*.JPEG and {name}/val/<class>/*.JPEG, or {name}/train-*.tar and {name}/val-*.tar"
-    raise not_found(name, map(str, places), f"put {layout} into a folder and point $POWERPROP_DATA at it.")
+    place = located(
+        name, [place / name for place in roots(root)],
+        lambda place: [each for each in ("train", "val") if not _tars(place, each) and not (place / each).is_dir()],
+        None, Path(), f"put {layout} into a folder and point $POWERPROP_DATA at it.",
+    )  # fmt: skip
+    found = [Shards(tars) if (tars := _tars(place, each)) else Folder(place / each) for each in ("train", "val")]
+    _check_classes(place, *found)
+    return found[0], found[1]
 
 
-def _open_split(place: Path, split: str) -> Pictures | None:
-    tars = sorted(place.glob(f"{split}*.tar")) or sorted((place / split).glob("*.tar"))
-    if tars:
-        return Shards(tars)
-    return Folder(place / split) if (place / split).is_dir() else None
+def _tars(place: Path, split: str) -> list[Path]:
+    return sorted(place.glob(f"{split}*.tar")) or sorted((place / split).glob("*.tar"))
 
 
 def _check_classes(place: Path, train: Pictures, val: Pictures) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -277,10 +277,26 @@ def _size(path: Path) -> str:
     return f"{path.stat().st_size:,} bytes" if path.is_file() else "a folder"
 
 
-def not_found(name: str, looked: Iterable[str], advice: str) -> DataNotFound:
-    """The error that lists every place and the way to get the data."""
+def located(
+    name: str, folders: Iterable[Path], missing: Callable[[Path], list[str]],
+    download: Callable[[Path], list[str]] | None, target: Path, advice: str,
+) -> Path:  # fmt: skip
+    """The first folder that lacks nothing, else `target` after the download.
+
+    missing: what a folder lacks.
+    download: fills a folder and returns what went wrong; None if none is asked for.
+    """
+    looked = []
+    for folder in folders:
+        if not (names := missing(folder)):
+            return folder
+        looked.append(f"{folder} (missing: {', '.join(names)})")
+    if download is not None:
+        if not (failures := download(target)):
+            return target
+        looked += failures
     places = "\n".join(f"  - {place}" for place in looked)
-    return DataNotFound(f"data set {name!r} was not found. Looked in:\n{places}\nTo get it: {advice}")
+    raise DataNotFound(f"data set {name!r} was not found. Looked in:\n{places}\nTo get it: {advice}")
 
 
 def fetch(urls: Sequence[str], target: Path, sha256: str) -> list[str]:

@@ -63,7 +63,8 @@ def pack(
         validation=2_000,
     )  # fmt: skip
     learner = make_learner(cfg, method, alpha, seed, local_device())
-    tasks = make_stream(cfg, data.load_last("mnist", cfg.images).to(local_device()), seed)
+    images = data.load_last("mnist", cfg.images).to(local_device())
+    tasks = make_stream(stream, images, cfg.tasks, seed, cfg.validation)
     for number, task in enumerate(tasks):
         learner.learn(task)
         progress((number + 1) / len(tasks), {})

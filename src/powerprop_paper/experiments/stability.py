@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
@@ -125,9 +124,9 @@ def gpt(seed: int) -> Problem:
         }
 
     windows = Windows(ids, TEXT.context, TEXT.batch, torch.Generator().manual_seed(seed))
-    prune, schedule = (0.8, language.BLOCKS), partial(language.rate, warmup=TEXT.warmup)
+    prune = (0.8, language.BLOCKS)
     return Problem(
-        language.build(TEXT, 64, seed), windows, measure, prune, language.next_symbol, TEXT.clip, schedule
+        language.build(TEXT, 64, seed), windows, measure, prune, language.next_symbol, language.CLIP, language.rate
     )  # fmt: skip
 
 

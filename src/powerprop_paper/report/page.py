@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from powerprop.files import write_atomically
-from powerprop_paper.json_files import read_json
+from powerprop_paper.folder import read_json
 from powerprop_paper.report.table import Table
 
 Summary = Mapping[str, Any]
@@ -52,8 +52,9 @@ def html(summary: Summary, figures: Path) -> str:
     """The page as one file that loads nothing; `figures` has its pictures."""
     templates = Environment(loader=PackageLoader(__package__, ""), autoescape=True, undefined=StrictUndefined)
     templates.filters.update(
-        inline=_inline, paragraphs=_paragraphs, flat=_flat, table=Table.from_data, embedded=partial(_embedded, figures)
-    )
+        inline=_inline, whole=_whole, paragraphs=_paragraphs, flat=_flat, table=Table.from_data,
+        embedded=partial(_embedded, figures),
+    )  # fmt: skip
     page = {"paper": "", "command": "", "stats": (), "config": {}, "versions": {}, **summary}
     anchors = _anchors([section["heading"] for section in page["sections"]])
     return templates.get_template("page.html").render(page=page, anchors=anchors)
@@ -72,9 +73,14 @@ def _paragraphs(text: str) -> list[str]:
     return [part for part in re.split(r"\n\s*\n", text.strip()) if part]
 
 
+def _whole(text: str) -> str:
+    """Text whose equations (`α = 2`) stay on one line."""
+    return text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+
+
 def _inline(text: str) -> Markup:
     """Escaped text, with code between backticks."""
-    safe = str(escape(" ".join(text.split())))  # a string: Markup would escape what is put into it
+    safe = str(escape(_whole(" ".join(text.split()))))  # a string: Markup would escape what is put into it
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", safe))
 
 

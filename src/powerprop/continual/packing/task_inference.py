@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from powerprop.continual.data import Source, to_device
 from powerprop.continual.objective import Model, Objective
-from powerprop.continual.packing.subnetworks import MEANS, SAMPLED, Means, Sample, Subnetworks
+from powerprop.continual.packing.subnetworks import SAMPLED, Means, Sample, Subnetworks
 from powerprop.continual.strategy import OptimizerFactory, Strategy, TaskId
 from powerprop.continual.task import Prediction, are_labels
 from powerprop.eval_mode import evaluating
@@ -61,15 +61,14 @@ def entropies(nets: Subnetworks, x: Tensor, objective: Objective, wanted: Tensor
     wanted: (tasks, inputs) booleans; the others are infinite and cost nothing.
     """
     found = torch.full((nets.masks.tasks, len(x)), torch.inf, dtype=torch.float32)
+    wanted = torch.ones(found.shape, dtype=torch.bool) if wanted is None else wanted
     device = next(nets.model.parameters()).device
-    for task in nets.task_numbers():
-        rows = None if wanted is None else wanted[task].nonzero()[:, 0]
-        if rows is not None and not len(rows):
-            continue
-        asked = x if rows is None else x[rows.to(x.device)]
+    for task in wanted.any(1).nonzero()[:, 0].tolist():
+        rows = wanted[task].nonzero()[:, 0]
         with evaluating(nets.model), nets.viewing(nets.weights(task), task) as model:
-            parts = [objective.uncertainty(model, part.to(device), task) for part in torch.split(asked, PART)]
-        found[task, slice(None) if rows is None else rows] = torch.cat(parts).float().cpu()
+            asked = torch.split(x[rows.to(x.device)], PART)
+            parts = [objective.uncertainty(model, part.to(device), task) for part in asked]
+        found[task, rows] = torch.cat(parts).float().cpu()
     return found
 
 
@@ -199,15 +198,27 @@ class SubnetworkStrategy(Strategy):
     Further arguments are those of `Strategy`.
     """
 
-    nets: Subnetworks
+    owned: ClassVar[bool] = True
+    """Tasks own weights, see `Subnetworks`."""
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, means: Means = "task", **options: Any
     ) -> None:
         super().__init__(model, optimizer, **options)
-        if means not in MEANS:
-            raise ValueError(f"means must be one of {', '.join(MEANS)}, got {means!r}")
         self.means = means
+        self.nets = Subnetworks(model, self.optimizer, self.head_of, self.bound, means, self.owned)
+        self.parts["masks"], self.freezer = self.nets, self.nets.freezer
+        self._supermask: Any = None
+
+    def give_up(self) -> None:
+        """Leave the task in hand; the scores of a mask are forgotten."""
+        self._end_supermask()
+        super().give_up()
+
+    def _end_supermask(self) -> None:
+        if self._supermask is not None:
+            self._supermask.let_go()
+            self._supermask = None
 
     def settle(self) -> None:
         """A copy holds the same in its own model."""

@@ -6,7 +6,6 @@ presets `paper` are the protocols.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +35,6 @@ from powerprop_paper.experiments.baselines.protocol import (
 )
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, PUBLISHED
 from powerprop_paper.experiments.baselines.published import Value as Published
-from powerprop_paper.folder import TIMES, advice, read_times
-from powerprop_paper.json_files import write_json
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Mean, Point, scatter
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run
@@ -47,8 +44,6 @@ from powerprop_paper.train import MetricsLog, NonFiniteError, TaskLog, local_dev
 SHOWN = {"JointTraining": "Joint", "AGEM": "A-GEM", "ICaRL": "iCaRL"}
 """Methods that readers know by another name than their class."""
 PACKING = {"PackNet", "EfficientPackNet"}
-SECONDS = "seconds"
-"""Where a learner keeps how long its tasks took, one number each."""
 FAR = 2.0
 """So many published standard deviations are far."""
 MEGABYTE, NOTHING = 1e6, 1e3
@@ -200,7 +195,7 @@ def learn(
     scenarios = outputs_of(cfg.benchmark, strategy, cfg.columns)[outputs]
     learner = make_learner(cfg, images, strategy, alpha, outputs, strength, rate, seed, device)
     with matmul_precision(cfg.matmul_precision), MetricsLog(folder / "metrics.jsonl") as file:
-        log, started = TaskLog(file, learner, learner.steps), [time.monotonic()]
+        log = TaskLog(file, learner, learner.steps)
 
         def on_step(phase: str, step: int, loss: float) -> None:
             step = step if phase == "training" else learner.steps
@@ -209,8 +204,6 @@ def learn(
             progress(done, {"task": learner.current + 1, "loss": loss})
 
         def after_task(task: data.Task) -> None:
-            started.append(time.monotonic())
-            learner.records.setdefault(SECONDS, []).append(started[-1] - started[-2])
             rows = learner.records["accuracies"]
             log.end_task(**{each: Accuracies(each, rows[each]).average() for each in scenarios})
 
@@ -221,7 +214,6 @@ def learn(
             )  # fmt: skip
         except NonFiniteError as error:
             return {"diverged": f"task {learner.current}: {error}", "note": images.note}
-        write_json(folder / TIMES, learner.records[SECONDS])
         return {
             "accuracies": {scenario: accuracies.rows for scenario, accuracies in found.items()},
             "validation": {each: validation(learner, stream, each) for each in scenarios if cfg.tunes},
@@ -333,12 +325,6 @@ class MethodRows:
         """Bytes beyond the model, the most of all seeds: memories have one size, bases may differ a little."""
         return max((bytes for each in scenarios for bytes in self.of(each).values("memory_bytes")), default=None)
 
-    def seconds(self) -> float | None:
-        """Of one training on average, with its evaluation."""
-        rows = [row for each in self.runs.values() for row in each.finished]
-        found = [sum(read_times(row.folder / TIMES, list, advice(row.folder))) for row in rows]
-        return fmean(found) if found else None
-
 
 def main(cfg: Config, run: Run, story: Story) -> Page:
     """Choose, train all seeds with what was chosen, and say what was found."""
@@ -446,16 +432,16 @@ def main_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     columns: list[str | Column] = [
         "", *(Percent(scenario, "max", 2) for scenario in cfg.columns),
         *([Percent(f"{CLASS}, {cfg.group} images", digits=2)] if groups else []),
-        Column("kept (MB)", digits=2), Column("seconds", digits=0),
+        Column("kept (MB)", digits=2),
     ]  # fmt: skip
     rows: list[list[Value]] = []
     for m in measured:
         kept = m.kept(*cfg.columns)
         values = [m.accuracy(scenario) for scenario in cfg.columns] + ([m.group_accuracy()] if groups else [])
-        rows.append([m.method.label, *values, None if kept is None else kept / MEGABYTE, m.seconds()])
+        rows.append([m.method.label, *values, None if kept is None else kept / MEGABYTE])
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Kept: what a method keeps beyond the model, "
-        "the most of all scenarios. Seconds: of one run on one core, with evaluation."
+        "the most of all scenarios."
     )
     if groups:
         caption += f" {cfg.group} images: methods that infer the task do so from so many images that share it."
