@@ -333,17 +333,10 @@ def test_a_page_with_empty_columns_and_runs_that_diverged(tmp_path: Path) -> Non
 
 def test_bad_settings() -> None:
     for change, message in (
-        ({"benchmark": "mnist"}, "benchmark must be one of split-mnist, permuted-mnist, split-cifar100, got 'mnist'"),
-        ({"strategies": ()}, r"strategies must be some, each once, got \(\)"),
         ({"strategies": ("Ewc",)}, "strategies on split-mnist must be all, or some of .*, got 'Ewc'"),
-        ({"scenarios": ("stream",)}, "scenarios must be one of task-incremental, .*, got 'stream'"),
         ({"powerprop": ("Ewc",)}, "powerprop must be some of .*, got 'Ewc'"),
-        ({"alpha": 1.0}, r"alpha must be above 1, got 1\.0"),
-        ({"strengths": (0.0, 1.0)}, r"strengths must be above 0, got 0\.0"),
-        ({"epochs": 0.0}, r"epochs must be above 0, got 0\.0"),
         ({"economy": False, "generator_steps": 9}, "generator_steps are the published ones without economy, got 9"),
         ({"tasks": 6}, "tasks must be at most the 5 of split-mnist, got 6"),
-        ({"validation": 0}, "validation must be at least 1, got 0"),
         ({"images": 200}, "validation must be below the 200 images, got 200"),
         ({"benchmark": "split-cifar100", "width": 16}, "width is of fully connected networks, .* got 16"),
         (

@@ -83,7 +83,7 @@ def test_whatever_is_drawn_is_plain_data() -> None:
     ("changes", "options"),
     [
         ({}, ""),
-        ({"alphas": (1.0, 1.5), "retrain_steps": 700}, " --alphas 1 1.5 --retrain-steps 700"),
+        ({"alphas": (1.0, 1.5), "retrain_steps": 700}, " --retrain-steps 700 --alphas 1 1.5"),
         ({"matrix": False, "rate": "paper"}, " --rate paper --no-matrix"),
         ({"decay": ()}, " --decay"),
     ],

@@ -281,14 +281,9 @@ def test_every_method_of_the_paper_can_be_made() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": "svhn"}, "task must be one of mnist, cifar10, fast-cifar, got 'svhn'"),
-        ({"warmup": 1.5}, "warmup must be below 1, got 1.5"),
         ({"methods": ("lottery",)}, "method must be one of dense, .*, got 'lottery'"),
         ({"extended": ("lottery",)}, "method must be one of dense, .*, got 'lottery'"),
         ({"sparsities": ("0.9",)}, "a sparsity must look like 'uniform 0.95' or 'erk 0.9', got '0.9'"),
-        ({"lrs": (0.1, 0.1)}, r"lrs must be some, each once, got \(0\.1, 0\.1\)"),
-        ({"lrs": (0.0,)}, r"lrs must be above 0, got 0\.0"),
-        ({"cycles": (0,)}, "cycles must be at least 1, got 0"),
     ],
 )
 def test_bad_settings_are_repeated(change: dict[str, Any], message: str) -> None:

@@ -140,7 +140,7 @@ class GPM(Projection):
 
         R = inputs of a layer,    ‖R̂_k‖² + ‖UUᵀR‖² ≥ ε‖R‖²,    g ← g - gUUᵀ
 
-    After a task the leading left singular vectors of R - UUᵀR join U: as few as hold a share ε of the squared length
+    After a task the leading left singular vectors of R - UUᵀR join U: as few as hold a fraction ε of the squared length
     of all inputs. They are found from RRᵀ, so that no R is kept.
 
     threshold: ε of the first task, for all layers or by name.
@@ -158,10 +158,10 @@ class GPM(Projection):
         self.growth, self.samples = growth, samples
         check_least(samples=(samples, 1), growth=(growth, 0))
         for name in self.layers:
-            if not 0 < (share := self._share(name)) <= 1:
-                raise ValueError(f"threshold must be in (0, 1], got {share} for {name!r}")
+            if not 0 < (epsilon := self._threshold(name)) <= 1:
+                raise ValueError(f"threshold must be in (0, 1], got {epsilon} for {name!r}")
 
-    def _share(self, name: str) -> float:
+    def _threshold(self, name: str) -> float:
         """ε of a layer in the task in hand."""
         if not isinstance(self.threshold, dict):
             return self.threshold + self.growth * self.current
@@ -189,7 +189,7 @@ class GPM(Projection):
                 gram[name] = gram.get(name, 0.0) + seen.T @ seen
         for name, each in gram.items():
             basis = self.directions.matrix.get(name, each.new_zeros(len(each), 0)).to(each)
-            self.directions.matrix[name] = grown(basis, each, min(1.0, self._share(name))).float().contiguous()
+            self.directions.matrix[name] = grown(basis, each, min(1.0, self._threshold(name))).float().contiguous()
 
 
 class OWM(Projection):
@@ -235,13 +235,13 @@ class OWM(Projection):
             self.directions.matrix[name] = P.float().contiguous()
 
 
-def grown(basis: Tensor, gram: Tensor, share: float) -> Tensor:
-    """An orthonormal basis with as many of the leading eigenvectors of what it misses of RRᵀ as hold a share of it."""
+def grown(basis: Tensor, gram: Tensor, fraction: float) -> Tensor:
+    """An orthonormal basis with as many leading eigenvectors of what it misses of RRᵀ as hold a fraction of it."""
     rest = torch.eye(len(gram)).to(gram) - basis @ basis.T
     values, vectors = torch.linalg.eigh(rest @ gram @ rest)
     values, total = values.flip(0).clamp(min=0), gram.trace()
-    held = total - values.sum() + torch.cat([values.new_zeros(1), values.cumsum(0)])
-    count = min(int((held < share * total).sum()), len(gram) - basis.shape[1])
+    covered = total - values.sum() + torch.cat([values.new_zeros(1), values.cumsum(0)])
+    count = min(int((covered < fraction * total).sum()), len(gram) - basis.shape[1])
     both = torch.cat([basis, vectors.flip(1)[:, :count]], 1)
     return torch.linalg.qr(both).Q if count else basis
 

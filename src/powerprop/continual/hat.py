@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -235,12 +234,16 @@ class HAT(Strategy):
         Layers that are used by other ways than their own `forward`, where no gate stands, are held.
         """
         row = take_rows(next(data.in_order()), torch.zeros(1, dtype=torch.long))
-        answer = partial(self.objective.outputs, self.bound(self.current), task=self.current)
+        model, task = self.bound(self.current), self.current
+
+        def answer(batch: Any = row) -> Any:
+            return self.objective.outputs(model, batch, task)
+
         opened = {key: e.detach() > 0 for key, e in self.own_parameters().items()}
         self._take_off()
         gates = {name: opened[key] for name, key in self._gated.items()}
         seen = units_seen(answer, row, self.layers | self._layers(self.current), gates)
-        found = loose_layers(lambda: answer(row), self.layers).items()
+        found = loose_layers(answer, self.layers).items()
         loose = {n: how for n, how in found if n not in self.gates.loose}
         warn_of_loose(self.name, loose)
         self.gates.loose += loose

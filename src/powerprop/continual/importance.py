@@ -95,8 +95,8 @@ class _Gradients:
         others = {p for module in set(model.modules()) - self.layers for p in module._parameters.values()}
         self.direct = {n: p.detach() for n, p in self.named.items() if n in used and p in others}
         self.closed = {n: p for n, p in self.named.items() if n in used and p not in others}
-        held = [*self.direct.values(), *self.taps, *(x for _, x, _ in calls)]
-        self.at_a_time = max(1, ROOM // max(1, 2 * sum(t.numel() for t in held)))
+        numbers = [*self.direct.values(), *self.taps, *(x for _, x, _ in calls)]
+        self.at_a_time = max(1, ROOM // max(1, 2 * sum(t.numel() for t in numbers)))
 
     def sums(self, batch: Any, index: Tensor, measure: Measure) -> dict[str, Tensor]:
         """Σ measure(gradient) over some inputs of a batch."""

@@ -182,22 +182,15 @@ TINY_IMAGENET_10 = FolderSource(
     name="tiny-imagenet-10",
     folder="tiny-imagenet-10",
     classes={
-        "n01443537": "goldfish",
-        "n02002724": "black stork",
-        "n02231487": "walking stick",
-        "n02669723": "academic gown",
-        "n02909870": "bucket",
-        "n03255030": "dumbbell",
-        "n03770439": "miniskirt",
-        "n04070727": "refrigerator",
-        "n04398044": "teapot",
-        "n07615774": "ice lolly",
+        "n01443537": "goldfish", "n02002724": "black stork", "n02231487": "walking stick", "n02669723": "academic gown",
+        "n02909870": "bucket", "n03255030": "dumbbell", "n03770439": "miniskirt", "n04070727": "refrigerator",
+        "n04398044": "teapot", "n07615774": "ice lolly",
     },
     sha256="14f88c26bb8ee276e3c06a2e1d910a6ddccfd7f579d5be21e228ee942191ea06",
     archive="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     archive_sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
     note="tiny-imagenet-10: 10 of the 200 classes of Tiny ImageNet, 64x64; its accuracies say nothing about ImageNet's",
-)
+)  # fmt: skip
 
 
 # Files.

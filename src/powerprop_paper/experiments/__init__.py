@@ -159,9 +159,8 @@ def table(title: str, columns: Columns, items: Iterable[Any], caption: str = "")
 
 
 def lost_runs(rows: Rows, name: Callable[[Mapping[str, Any]], str]) -> list[str]:
-    """Which runs have no results, and why: `EWC, seed 0: the loss is nan`."""
-    lost = [row for row in rows if row.lost]
-    return [f"{name(row)}, seed {row['seed']}: {row.get('diverged', row.get('failed'))}" for row in lost]
+    """Which trainings left the finite numbers, and how: `EWC, seed 0: the loss is nan`."""
+    return [f"{name(row)}, seed {row['seed']}: {row['diverged']}" for row in rows if "diverged" in row]
 
 
 def listed(values: Sequence[float]) -> str:

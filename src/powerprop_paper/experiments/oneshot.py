@@ -318,8 +318,12 @@ def choose(cfg: Config, method: Method, tuning: Rows) -> Candidate:
     """
     tried = {each: rows_of(tuning, method, each) for each in cfg.candidates(method)}
     what = f"training for alpha = {method.alpha:g}"
-    dense = partial(average, of=lambda row: row["validation"][-1])
-    return best(what, tried, average, dense=dense, tolerance=cfg.tolerance)
+    return best(what, tried, average, dense=partial(average, of=dense), tolerance=cfg.tolerance)
+
+
+def dense(row: Row) -> float:
+    """Validation accuracy before anything is pruned."""
+    return float(row["validation"][-1])
 
 
 def average(rows: Rows, of: Callable[[Row], float] = lambda row: fmean(row["validation"])) -> float:
@@ -347,11 +351,11 @@ class Story(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodRows:
-    """A method with its chosen candidate, and its seeds; the lesser of two forms of the same power is drawn plain."""
+    """A method with a candidate, and its seeds; the lesser of two forms of the same power is drawn plain."""
 
     cfg: Config
     method: Method
-    chosen: Candidate
+    candidate: Candidate
     rows: Rows
 
     @property
@@ -363,7 +367,31 @@ class MethodRows:
     @property
     def label(self) -> str:
         """The method in words."""
-        return label(self.cfg, self.method)
+        alpha, form = self.method
+        if form == LASSO:
+            return "α = 1 with an L1 penalty"
+        if self.cfg.optimiser == "sgd":
+            return "baseline (α = 1)" if alpha == 1 else f"α = {alpha:g}"
+        way = {TARGETS: "through virtual targets", DIRECT: "on φ directly"}[form]
+        return "Adam (α = 1)" if alpha == 1 else f"Adam {way} (α = {alpha:g})"
+
+    @property
+    def settings(self) -> str:
+        """The candidate in words."""
+        lr, decay = self.candidate
+        if self.method.parametrization == LASSO:
+            return f"λ = {decay:g}"
+        return f"lr {lr:g}" + (f", decay {decay:g}" if self.cfg.decays else "")
+
+    @property
+    def score(self) -> float | None:
+        """By which the candidate is chosen; nothing of one that diverged."""
+        return None if self.rows.lost else average(self.rows)
+
+    @property
+    def dense_score(self) -> float | None:
+        """The same of the dense network alone."""
+        return None if self.rows.lost else average(self.rows, dense)
 
     def at(self, points: Iterable[int]) -> Mean:
         """The test accuracy, averaged over some points of the grid."""
@@ -415,16 +443,6 @@ def jobs(pairs: Iterable[tuple[Method, Candidate]], seeds: int) -> list[dict[str
     return [{**method._asdict(), **each._asdict(), "seed": seed} for method, each in pairs for seed in range(seeds)]
 
 
-def label(cfg: Config, method: Method) -> str:
-    """A method in words."""
-    if method.parametrization == LASSO:
-        return "α = 1 with an L1 penalty"
-    if cfg.optimiser == "sgd":
-        return "baseline (α = 1)" if method.alpha == 1 else f"α = {method.alpha:g}"
-    way = {TARGETS: "through virtual targets", DIRECT: "on φ directly"}[method.parametrization]
-    return "Adam (α = 1)" if method.alpha == 1 else f"Adam {way} (α = {method.alpha:g})"
-
-
 def baseline_and_best(measured: Sequence[MethodRows]) -> tuple[MethodRows, MethodRows] | None:
     """The method with α = 1, and the one with α > 1 that scores best on validation images, if both were run."""
     base = next((m for m in measured if m.method.alpha == 1), None)
@@ -447,8 +465,8 @@ def accuracy_section(cfg: Config, measured: Sequence[MethodRows]) -> Section:
     shown = table(
         "Accuracy against weights kept",
         [
-            ("", lambda m: m.label), ("lr", lambda m: f"{m.chosen.lr:g}"),
-            *([("decay", lambda m: f"{m.chosen.decay:g}")] if cfg.decays else []),
+            ("", lambda m: m.label), ("lr", lambda m: f"{m.candidate.lr:g}"),
+            *([("decay", lambda m: f"{m.candidate.decay:g}")] if cfg.decays else []),
             (Percent("dense", "max", 2), lambda m: m.dense),
             *((Percent(f"{cfg.grid[i]:.1%} kept", "max"), partial(MethodRows.at, points=[i])) for i in at),
             (Percent(f"{percents(cfg.band)} kept", "max"), lambda m: m.band),
@@ -537,39 +555,19 @@ def weights_section(measured: Sequence[MethodRows]) -> Section:
     return Section("What training does to the weights", text, pictures, [numbers])
 
 
-class Tried(NamedTuple):
-    """A candidate of a method, and its rows."""
-
-    of: MethodRows
-    candidate: Candidate
-    rows: Rows
-
-    @property
-    def score(self) -> float | None:
-        """By which it is chosen; nothing of a candidate that diverged."""
-        return None if self.rows.lost else average(self.rows)
-
-    @property
-    def dense(self) -> float | None:
-        """Of the dense network."""
-        return None if self.rows.lost else average(self.rows, lambda row: row["validation"][-1])
-
-    @property
-    def mark(self) -> str:
-        """What became of it."""
-        return "chosen" if self.candidate == self.of.chosen else "diverged" if self.rows.lost else ""
-
-
 def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) -> Section:
     """What every candidate came to on the validation images, and which was chosen."""
-    choosing = [m for m in measured if cfg.chooses(m.method)]
-    every = [Tried(m, each, rows_of(tuning, m.method, each)) for m in choosing for each in cfg.candidates(m.method)]
+    chosen = {m.method: m.candidate for m in measured if cfg.chooses(m.method)}
+    every = [MethodRows(cfg, *pair, rows_of(tuning, *pair)) for pair in cfg.tried if pair[0] in chosen]
+    kept = {m.method: m.score or 1.0 for m in every if m.candidate == chosen[m.method]}
+
+    def mark(m: MethodRows) -> str:
+        return "chosen" if m.candidate == chosen[m.method] else "diverged" if m.rows.lost else ""
+
     columns: Columns = [
-        ("", lambda each: each.of.label),
-        ("candidate", lambda each: candidate_name(cfg, each.of.method, each.candidate)),
-        (Percent("mean over the grid", digits=2), lambda each: each.score),
-        (Percent("dense", digits=2), lambda each: each.dense),
-        ("", lambda each: each.mark),
+        ("", lambda m: m.label), ("candidate", lambda m: m.settings),
+        (Percent("mean over the grid", digits=2), lambda m: m.score),
+        (Percent("dense", digits=2), lambda m: m.dense_score), ("", mark),
     ]  # fmt: skip
     text = (
         f"The learning rate{' and the decay' if cfg.decays else ''} of each row, the baseline included, is chosen on "
@@ -582,36 +580,22 @@ def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) ->
         decays = " and decays" if cfg.decays else ""
         size = f"a weight of size {cfg.magnitude:g}"
         text += f" The candidates of a power are such that {size} learns{decays} equally fast."
-    if len(choosing) < len(measured):
+    if len(chosen) < len(measured):
         text += " Powers that are not here have what is chosen for α = 1."
-    reached = {each.of.label: each.score or 1.0 for each in every if each.candidate == each.of.chosen}
-    better = [
-        f"{each.of.label} with {candidate_name(cfg, each.of.method, each.candidate)}"
-        for each in every
-        if (each.score or 0.0) > reached[each.of.label]
-    ]
+    better = [f"{m.label} with {m.settings}" for m in every if (m.score or 0.0) > kept[m.method]]
     if better:
         text += f"\n\nPassed over for their dense accuracy, though they prune better: {', '.join(better)}."
     return Section("Choice of the learning rate", text, (), [table("Validation score", columns, every)])
 
 
-def candidate_name(cfg: Config, method: Method, each: Candidate) -> str:
-    """A candidate as a reader sees it."""
-    if method.parametrization == LASSO:
-        return f"λ = {each.decay:g}"
-    return f"lr {each.lr:g}" + (f", decay {each.decay:g}" if cfg.decays else "")
-
-
 def frontier_section(cfg: Config, every: Rows) -> Section:
     """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
     points, lost = [], []
-    for method, each in cfg.tried:
-        power = "L1" if method.parametrization == LASSO else f"α = {method.alpha:g}"
-        name = f"{power}, {each.lr:g}" + (f", {each.decay:g}" if cfg.decays else "")
-        tried = rows_of(every, method, each)
-        if pruned := tried.mean(lambda row: fmean(row["test"][i] for i in cfg.band_points)):
-            points.append(Point(name, 100 * fmean(tried.values(lambda row: row["test"][-1])), pruned, method.alpha))
-        lost += [f"{name} ({tried.lost} of {len(tried)})"] if tried.lost else []
+    for m in (MethodRows(cfg, *pair, rows_of(every, *pair)) for pair in cfg.tried):
+        power = "L1" if m.method.parametrization == LASSO else f"α = {m.method.alpha:g}"
+        name = f"{power}, {m.candidate.lr:g}" + (f", {m.candidate.decay:g}" if cfg.decays else "")
+        points += [Point(name, 100 * m.dense.mean, m.band, m.method.alpha)] if m.rows.finished else []
+        lost += [f"{name} ({m.rows.lost} of {len(m.rows)})"] if m.rows.lost else []
     least = max((point.x for point in points), default=0.0) - 100 * TRAINED
     weak = [f"{point.method} ({point.x:.1f}%)" for point in points if point.x < least]
     text = (

@@ -76,7 +76,7 @@ class Config(Settings):
     """units in each of two hidden layers of the dense network"""
     alpha: Power = 2.0
     """the power of Powerprop; every network is also trained without"""
-    lrs: Annotated[tuple[Positive, ...], EachOnce()] = (1e-3, 3e-3)
+    lrs: Annotated[tuple[Positive, ...], EachOnce()] = (3e-3, 1e-2)
     """learning rates of Adam; the best on validation images, with the first seed, is taken"""
     seeds: Seeds = 3
     """runs of each"""
@@ -115,7 +115,7 @@ CIFAR = {
         task="cifar10", networks=("2x 0.9 static",), hidden=20, lrs=(3e-3,), seeds=1, steps=10, points=2, rounds=1,
         validation=500,
     ),
-    "cpu": Config(task="cifar10", networks=("4x 0.98 static", "4x 0.98 rigl"), lrs=(3e-4, 1e-3), steps=4_000),
+    "cpu": Config(task="cifar10", networks=("4x 0.98 static", "4x 0.98 rigl"), lrs=(1e-3, 3e-3)),
 }  # fmt: skip
 
 
@@ -127,6 +127,10 @@ def make(cfg: Config, name: str, alpha: float, lr: float, steps: int, seed: int)
     network, inputs = parse(name), 784 if cfg.task == "mnist" else 3072
     wide = cfg.hidden * network.wider
     model = models.mlp([inputs, wide, wide, 10], generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():  # the weights that are there have the variance of a layer with so many inputs
+        for key, weight in model.named_parameters():
+            if weight.dim() == 2 and key not in HEADS:
+                weight.mul_((1 - network.sparsity) ** -0.5)
     masks = masks_of(cfg, network, steps, seed)
     optimizer = pp.Powerprop(torch.optim.Adam(model.parameters(), lr), model, alpha, sparsify=masks)
     if masks is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -223,14 +223,10 @@ class EfficientPackNet(Packing):
         self.prunings, self.pruning_steps, self.reuse, self.when_full = prunings, pruning_steps, reuse, when_full
         self.least_free = LEAST_FREE[reuse] if least_free is None else least_free
         self.grid = check_grid(grid if grid is not None else GRID if reuse == "all" else FINE)
-        self.output = self._output(output)
+        if output is not None and output not in self.nets.masters:
+            raise ValueError(f"output must be one of {', '.join(self.nets.masters)}, got {output!r}")
+        self.output = output if output is not None or self.heads is not None else list(self.nets.masters)[-1]
         self.tolerated, self.evaluations = gamma or 1.0, 0
-
-    def _output(self, name: str | None) -> str | None:
-        """The output layer that all tasks share; with heads there is none unless it is named."""
-        if name is not None and name not in self.nets.masters:
-            raise ValueError(f"output must be one of {', '.join(self.nets.masters)}, got {name!r}")
-        return name if name is not None or self.heads is not None else list(self.nets.masters)[-1]
 
     # --- when no weight is free ---------------------------------------------------------------------------------
 
@@ -341,16 +337,13 @@ class EfficientPackNet(Packing):
         """
         assert self.gamma is not None
         weights = {n: m.param for n, m in self.nets.masters.items()}
+        model, task = self.bound(self.current), self.current
+        losses = ((self.objective.loss(model, b, task), count_rows(b)) for b in islice(data, TAYLOR_BATCHES))
         with torch.enable_grad():
-            costs = removal_costs(weights, self._losses(islice(data, TAYLOR_BATCHES)))
+            costs = removal_costs(weights, losses)
         increase = loss_increase(costs, scores, self.grid, self.distribution != "global")
         allowed = (1 - self.gamma) * max(abs(dense), math.log(2))
         return sum(1 for value in increase if value <= allowed) - 1
-
-    def _losses(self, batches: Iterator[Any]) -> Iterator[tuple[Tensor, int]]:
-        for batch in batches:
-            loss = self.objective.loss(self.bound(self.current), batch, self.current)
-            yield loss, count_rows(batch)
 
 
 def _largest(scores: Weights, among: Masks, k: int) -> Masks:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from powerprop.continual.data import Source
@@ -67,7 +67,7 @@ class Packing(SubnetworkStrategy):
 
     @abstractmethod
     def choose_masks(self, data: Source, validation: Source) -> Masks:
-        """The one verb in which packing methods differ: the weights that the current task keeps.
+        """The one hook in which packing methods differ: the weights that the current task keeps.
 
         Those of earlier tasks may be among them.
         """
@@ -90,12 +90,13 @@ class Packing(SubnetworkStrategy):
         """
         now = self._open("prune")
         source = data if isinstance(data, Source) else self.source(data)
-        held = source if validation is None else self.source(validation)
+        validating = source if validation is None else self.source(validation)
         with evaluating(self.model):
-            if self._dense is None and not held.missing:
+            if self._dense is None and not validating.missing:
                 seen = self.visible()
-                self._dense = self.performance(self.nets.theta() if seen is None else self.nets.masked(seen), held)
-            self._chosen = self.choose_masks(source, held)
+                weights = self.nets.theta() if seen is None else self.nets.masked(seen)
+                self._dense = self.performance(weights, validating)
+            self._chosen = self.choose_masks(source, validating)
         self.nets.restrict(self._chosen)
         now.phase, now.step = "retraining", 0
 
@@ -194,11 +195,8 @@ class PackNet(Packing):
 
     def choose_masks(self, data: Source, validation: Source) -> Masks:
         """The task's share of every layer, and all weights of earlier tasks."""
-        free = self.nets.masks.free()
-        theta = {n: m.theta().abs() for n, m in self.nets.masters.items()}
-        return ~free | Masks({n: top_k(t.masked_fill(~free[n], -1.0), self._count(t)) for n, t in theta.items()})
-
-    def _count(self, weight: Tensor) -> int:
-        """What the current task gets of a weight: the shares of all tasks add up to the whole."""
-        before, after = (t * weight.numel() // self.total_tasks for t in (self.current, self.current + 1))
-        return after - before
+        masks, free = {}, self.nets.masks.free()
+        for name, master in self.nets.masters.items():
+            before, after = (t * master.param.numel() // self.total_tasks for t in (self.current, self.current + 1))
+            masks[name] = top_k(master.theta().abs().masked_fill(~free[name], -1.0), after - before) | ~free[name]
+        return Masks(masks)

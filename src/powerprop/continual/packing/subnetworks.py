@@ -27,7 +27,7 @@ __all__ = ["MEANS", "InputStats", "NoMeansError", "Sample", "Subnetworks"]
 Means = Literal["task", "class", "none"]
 MEANS: tuple[Means, ...] = get_args(Means)
 SAMPLED = 5000
-"""Inputs of a task that its signature is made of."""
+"""Inputs of a task that its means are taken of."""
 CHANCE = 4.0
 """Means that differ by so many times what the drawing of their inputs explains are taken for different."""
 RATES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -295,7 +295,7 @@ class Subnetworks:
     def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Protect the weights of a new task for good, and initialise again those that no task uses.
 
-        sample: some inputs of the task, for its signature, if it can have one.
+        sample: some inputs of the task, for `stats`, if they have a fixed number of values.
         """
         self.masks.add(masks)
         self._draw(self.masks.free(), generator)

@@ -77,17 +77,15 @@ def narrowed(groups: Groups, superfluous: bool = False, once: bool = False) -> T
 
     once: the lowest of all at the first even mixture.
     """
-    return torch.stack([_narrowed(groups, x, superfluous, once) for x in groups.parts()])
-
-
-def _narrowed(groups: Groups, x: Tensor, superfluous: bool, once: bool) -> Tensor:
-    left = torch.ones(groups.nets.masks.tasks, dtype=torch.bool)
-    while (count := int(left.sum())) > 1:
-        even = left.double() / count
-        gradient = entropy_gradient(groups.nets, x, even, groups.objective, superfluous)
-        chosen = gradient.masked_fill(~left, torch.inf).argsort()[: 1 if once else (count + 1) // 2]
-        left = torch.zeros_like(left).index_fill_(0, chosen, True)
-    return left
+    found = []
+    for x in torch.split(groups.x, groups.sizes):
+        left = torch.ones(groups.nets.masks.tasks, dtype=torch.bool)
+        while (count := int(left.sum())) > 1:
+            gradient = entropy_gradient(groups.nets, x, left.double() / count, groups.objective, superfluous)
+            chosen = gradient.masked_fill(~left, torch.inf).argsort()[: 1 if once else (count + 1) // 2]
+            left = torch.zeros_like(left).index_fill_(0, chosen, True)
+        found.append(left)
+    return torch.stack(found)
 
 
 def shortlist(groups: Groups) -> Tensor:
@@ -98,15 +96,15 @@ def shortlist(groups: Groups) -> Tensor:
     never parted: those at the same distance, and those whose means differ from the ones on the list by no more than
     chance, as those of standardised inputs do. Where all tie, all are tried, as `exhaustive` does.
     """
-    signatures = groups.nets.stats
-    distance = signatures.distances(groups.x, groups.sizes)
+    stats = groups.nets.stats
+    distance = stats.distances(groups.x, groups.sizes)
     if not distance.any():  # nothing is known that tells the tasks apart
         return exhaustive(groups)
     sizes = torch.tensor(groups.sizes, dtype=torch.float64)[:, None]
     last = distance.sort(1).values[:, min(groups.candidates, distance.shape[1]) - 1, None]
     chosen = (distance <= last) & (distance <= distance.amin(1, keepdim=True) * (1 + MARGIN * sizes ** (1 / 3)))
     for task in chosen.any(0).nonzero()[:, 0].tolist():
-        chosen = chosen | (chosen[:, task, None] & signatures.tied(task))
+        chosen = chosen | (chosen[:, task, None] & stats.tied(task))
     return chosen
 
 
@@ -123,10 +121,6 @@ class Groups(NamedTuple):
     sizes: list[int]
     objective: Objective
     candidates: int = 4
-
-    def parts(self) -> tuple[Tensor, ...]:
-        """The inputs group by group."""
-        return torch.split(self.x, self.sizes)
 
 
 INFERENCES: dict[str, Callable[[Groups], Tensor]] = {
@@ -157,8 +151,13 @@ def infer(
     if not len(x):
         return torch.zeros(0, dtype=torch.long)
     sizes = group_sizes(len(x), group)
-    chosen = INFERENCES[method](Groups(nets, x, sizes, objective, candidates))
-    return _decide(nets, x, objective, chosen, torch.tensor(sizes)).repeat_interleave(torch.tensor(sizes))
+    chosen, count = INFERENCES[method](Groups(nets, x, sizes, objective, candidates)), torch.tensor(sizes)
+    only, found = chosen.sum(1) == 1, chosen.int().argmax(1)
+    if not only.all():  # the lowest entropy decides among several
+        unsure = entropies(nets, x, objective, (chosen & ~only[:, None]).repeat_interleave(count, 0).T)
+        mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes, 1)])
+        found = torch.where(only, found, mean.argmin(1))
+    return found.repeat_interleave(count)
 
 
 def group_sizes(count: int, group: int | None) -> list[int]:
@@ -175,18 +174,6 @@ def check_inference(method: str, group: int | None, candidates: int) -> None:
         raise ValueError(f"group must be at least 1, got {group}")
     if candidates < 1:
         raise ValueError(f"candidates must be at least 1, got {candidates}")
-
-
-def _decide(nets: Subnetworks, x: Tensor, objective: Objective, chosen: Tensor, sizes: Tensor) -> Tensor:
-    """The task of each group: the only one chosen, or the one of lowest entropy among several."""
-    only = chosen.sum(1) == 1
-    first = chosen.int().argmax(1)
-    if only.all():
-        return first
-    wanted = (chosen & ~only[:, None]).repeat_interleave(sizes, 0).T
-    unsure = entropies(nets, x, objective, wanted)
-    mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes.tolist(), 1)])
-    return torch.where(only, first, mean.argmin(1))
 
 
 class SubnetworkStrategy(Strategy):
@@ -264,7 +251,10 @@ class SubnetworkStrategy(Strategy):
         if unsure is not None:
             mean = torch.cat([part.mean().expand(len(part)) for part in torch.split(found.entropy, groups)])
             foreign |= (mean > unsure).cpu()
-        return flagged(found, foreign) if foreign.any() else found
+        if foreign.any():
+            where = foreign.to(found.task.device)
+            found = found._replace(task=found.task.masked_fill(where, -1), number=found.number.masked_fill(where, -1))
+        return found
 
     def check_predict_options(  # type: ignore[override]
         self, method: str = "shortlist", group: int | None = 1, candidates: int = 4, unknown: float | None = None,
@@ -306,20 +296,12 @@ class SubnetworkStrategy(Strategy):
             return None
         try:
             pair = data.some_of(self._inputs_and_labels, SAMPLED)
-            held = None if validation is data else validation.some(self.objective.inputs, SAMPLED)
+            back = None if validation is data else validation.some(self.objective.inputs, SAMPLED)
         except (TypeError, RuntimeError, ValueError):  # inputs that are no tensors, or not of one shape
             return None
-        return Sample(pair[0], pair[1] if len(pair) > 1 else None, held)
+        return Sample(pair[0], pair[1] if len(pair) > 1 else None, back)
 
     def _inputs_and_labels(self, batch: Any) -> tuple[Tensor, ...]:
         x = self.objective.inputs(batch)
         y = batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
         return (x, y) if isinstance(y, Tensor) and are_labels(y) else (x,)
-
-
-def flagged(prediction: Prediction, foreign: Tensor) -> Prediction:
-    """Task and class -1 where an input is foreign."""
-    where = foreign.to(prediction.task.device)
-    return prediction._replace(
-        task=prediction.task.masked_fill(where, -1), number=prediction.number.masked_fill(where, -1)
-    )
