@@ -30,7 +30,7 @@ from powerprop_paper.experiments.split import (
     make_page,
     needed,
 )
-from powerprop_paper.packing import LogitsChangedError, Measures, OfImages, build, make_learner, make_stream, rate
+from powerprop_paper.packing import LogitsChangedError, Measures, OfImages, build, make_learner, make_stream
 from powerprop_paper.pages import Page
 from powerprop_paper.run import Row, RunError
 from powerprop_paper.train.log import StepCount
@@ -140,12 +140,10 @@ def test_the_settings_of_frugal_packnet_reach_the_learner() -> None:
     assert seen == [(0.8, (0.5, 0.001, 0.0007, 0.0005), 2, 1, "output"), (0.9, (0.5, 0.001), 0, 100, "all")]
 
 
-def test_the_learning_rate_grows_with_alpha() -> None:
-    cfg = replace(SMALL, lr=0.5, magnitude=0.03)
-    assert rate(cfg, 1.0) == 0.5
-    for alpha in (1.125, 1.375, 1.5, 2.0):
-        assert rate(cfg, alpha) * alpha**2 * 0.03 ** (2 - 2 / alpha) == pytest.approx(0.5)
-    assert rate(replace(cfg, scale_lr=False), 1.5) == 0.5
+@pytest.mark.parametrize("rate", ["matched", "paper"])
+def test_every_power_has_one_learning_rate(rate: Any) -> None:
+    optimizer = small_learner(replace(SMALL, lr=0.5, rate=rate)).optimizer
+    assert (optimizer.param_groups[0]["lr"], optimizer.rate) == (0.5, rate)
 
 
 def test_steps_are_counted_over_all_phases() -> None:

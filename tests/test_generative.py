@@ -277,12 +277,14 @@ def test_a_run_trains_with_what_was_chosen(tmp_path: Path, monkeypatch: pytest.M
 
 def test_optimisers_and_rates() -> None:
     device, job = torch.device("cpu"), Method("Powerprop+EfficientPackNet").job(Choice(2.0), 0)
-    ours = make_learner(replace(SMOKE, momentum_lr=0.0, magnitude=0.0625), device, **job)
-    assert [group["lr"] for group in ours.optimizer.param_groups] == [1e-3, pytest.approx(4e-3)]
+    ours = make_learner(replace(SMOKE, momentum_lr=0.0), device, **job)
+    assert [group["lr"] for group in ours.optimizer.param_groups] == [1e-3]
+    assert ours.optimizer.rate == "matched"
     assert list(ours.optimizer.masters) == ["shared.0.weight", "shared.2.weight"]
-    paper = make_learner(replace(SMOKE, momentum_lr=0.5, magnitude=0.0), device, **job)
+    paper = make_learner(replace(SMOKE, momentum_lr=0.5, rate="paper"), device, **job)
     assert isinstance(paper.optimizer.base, torch.optim.SGD)
-    assert [group["lr"] for group in paper.optimizer.param_groups] == [0.5, 0.5]
+    assert [group["lr"] for group in paper.optimizer.param_groups] == [0.5]
+    assert paper.optimizer.rate == "paper"
     plain = make_learner(replace(SMOKE, momentum_lr=0.5), device, **Method("Naive").job(Choice(), 0))
     assert isinstance(plain.optimizer.base, torch.optim.Adam)
 

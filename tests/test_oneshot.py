@@ -103,12 +103,9 @@ def test_divergence_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_candidates_at_which_a_weight_of_some_size_learns_and_decays_equally_fast() -> None:
-    config = replace(SMALL, lrs=(0.1, 0.4), magnitude=0.1)
-    assert config.candidates(PLAIN) == ((0.1, 0), (0.4, 0))
-    assert config.candidates(SQUARE) == ((0.25, 0), (1.0, 0))  # lr / (α²|w|) = 0.1 / 0.4 and 0.4 / 0.4
-    decayed = replace(config, lrs=(0.1, 0.1), decays=(5e-4, 1e-3), weight_decay=5e-4)
-    assert decayed.candidates(SQUARE) == ((0.25, 5e-4), (0.25, 1e-3))  # the wrapper decays w as it is
-    direct = replace(decayed, parametrization=("direct",))
+    config = replace(SMALL, lrs=(0.1, 0.1), decays=(5e-4, 1e-3), magnitude=0.1)
+    assert config.candidates(SQUARE) == ((0.1, 5e-4), (0.1, 1e-3))  # virtual targets have matched rates
+    direct = replace(config, parametrization=("direct",))
     assert direct.candidates(PLAIN) == ((0.1, 5e-4), (0.1, 1e-3))
     assert direct.candidates(Method(2.0, "direct")) == ((0.25, 1e-4), (0.25, 2e-4))
     phi = 0.1**0.5  # decays by lr·λ·φ, and w = φ² by 2φ times that
@@ -235,7 +232,10 @@ def test_splits_and_pixels() -> None:
     ("change", "message"),
     [
         ({"lrs": (0.1, 0.1)}, r"learning rates must be different, got \(0\.1, 0\.1\)"),
-        ({"lrs": (0.1, 0.1001), "magnitude": 0.1}, r"learning rates must be different, got \(0\.1, 0\.1001\)"),
+        (
+            {"lrs": (0.1, 0.1001), "magnitude": 0.1, "parametrization": ("direct",)},
+            r"learning rates must be different, got \(0\.1, 0\.1001\)",
+        ),
         ({"lrs": (0.1, 0.5), "decays": (1e-4,)}, r"decays must be as many as the 2 learning rates, or none, got \("),
         ({"band": (0.2, 0.3)}, r"no point of the grid lies in \(0\.2, 0\.3\)"),
         ({"shift": 2}, "shift moves images of networks of convolutions, got 2 with lenet-300-100"),

@@ -33,13 +33,13 @@ import powerprop as pp
 from powerprop.files import replacing
 from powerprop.select import select
 from powerprop_paper import data, models, pruning
-from powerprop_paper.experiments import Columns, ImageSettings, Story, best, equal_rates, table, train_images
+from powerprop_paper.experiments import Columns, ImageSettings, Story, best, table, train_images
 from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat
 from powerprop_paper.pruning import LAYERWISE, SEEN, PruneMode, inside, layerwise_masks, weights_of
 from powerprop_paper.report import Curve, Mean, Point, pruning_curves, scatter, weight_change
 from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
 from powerprop_paper.settings import Below1, EachOnce, NonNegative, Positive, Powers, Range, Seeds, require
-from powerprop_paper.train import Precision, equal_rate, local_device, triangle
+from powerprop_paper.train import Precision, local_device, triangle
 
 TARGETS: Final = "targets"
 DIRECT, LASSO = "direct", "lasso"
@@ -90,6 +90,9 @@ class Config(ImageSettings):
     lassos: tuple[Positive, ...] = ()
     """further candidates, of one more row: ordinary weights (α = 1) at the first learning rate with a penalty λ|w| of
     this strength, beside the weight decay of all"""
+    magnitude: NonNegative = 0.0
+    """on φ directly, the candidates are such that a weight of this size learns and decays as fast as under α = 1; 0
+    takes them as they are"""
     tuning_seeds: Seeds = 1
     """runs of each candidate"""
     tolerance: NonNegative = 0.005
@@ -126,7 +129,7 @@ class Config(ImageSettings):
         fits = len(self.decays) in (0, len(self.lrs))
         require(fits, f"decays must be as many as the {len(self.lrs)} learning rates, or none, got {self.decays}")
         for alpha in self.alphas:
-            tried = self.candidates(Method(alpha, TARGETS))
+            tried = self.candidates(Method(alpha, self.parametrization[-1]))
             text = tuple(zip(self.lrs, self.decays, strict=True)) if self.decays else self.lrs
             require(len(set(tried)) == len(tried) > 0, f"learning rates must be different, got {text}")
         message = f"shift moves images of networks of convolutions, got {self.shift} with {self.model}"
@@ -161,6 +164,10 @@ class Config(ImageSettings):
         """Every method with every candidate."""
         return [(method, each) for method in self.methods for each in self.candidates(method)]
 
+    def chooses(self, method: Method) -> bool:
+        """True unless it has what is chosen for α = 1."""
+        return self.rate == "paper" or method.alpha == 1 or method.parametrization == DIRECT or 1.0 not in self.alphas
+
     def candidates(self, method: Method) -> tuple[Candidate, ...]:
         """What is tried for a method; what is scaled for its power is rounded to two digits.
 
@@ -169,12 +176,13 @@ class Config(ImageSettings):
         if method.parametrization == LASSO:
             return tuple(Candidate(self.lrs[0], each) for each in self.lassos)
         decays = self.decays or (self.weight_decay,) * len(self.lrs)
-        if not self.magnitude or method.alpha == 1:
+        if not self.magnitude or method.parametrization != DIRECT:
             return tuple(map(Candidate, self.lrs, decays))
-        of_phi = 1 / (method.alpha * equal_rate(1.0, self.magnitude, method.alpha))
-        if self.parametrization == (DIRECT,):
-            decays = tuple(float(f"{of_phi * each:.2g}") for each in decays)
-        return tuple(map(Candidate, equal_rates(self.lrs, self.magnitude, method.alpha), decays))
+        scale = self.magnitude ** (2 / method.alpha - 2) / method.alpha**2
+        pairs = zip(self.lrs, decays, strict=True)
+        return tuple(
+            Candidate(float(f"{scale * lr:.2g}"), float(f"{decay / (method.alpha * scale):.2g}")) for lr, decay in pairs
+        )
 
 
 SMALL: dict[str, Any] = {
@@ -184,14 +192,14 @@ MNIST = {
     "smoke": Config(**SMALL, lrs=(0.2, 0.5), seeds=2, checkpoint_every=10),
     "demo": Config(alphas=(1.0, 2.0, 3.0), lrs=(0.5,), seeds=2, steps=8_000),
     "cpu": Config(tuning_seeds=5),
-    "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal"),
+    "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal", rate="paper"),
 }  # fmt: skip
 
 ADAM: dict[str, Any] = {"optimiser": "adam", "parametrization": (TARGETS, DIRECT), "lrs": (0.001,)}
 OPTIMISERS = {
     "smoke": Config(**ADAM, **SMALL, seeds=1, checkpoint_every=20),
     "cpu": Config(**ADAM, alphas=(1.0, 2.0)),
-    "paper": Config(**ADAM, alphas=(1.0, 2.0, 3.0, 4.0), steps=50_000, init="glorot_normal"),
+    "paper": Config(**ADAM, alphas=(1.0, 2.0, 3.0, 4.0), steps=50_000, init="glorot_normal", rate="paper"),
 }
 FAST: dict[str, Any] = {
     "data": "cifar10", "model": "fast-cifar", "init": "he_normal", "pixels": "standard", "magnitude": 0.1,
@@ -211,7 +219,7 @@ CIFAR = {
     ),
     "paper": Config(
         data="cifar10", model="conv6", lrs=(0.0025,), steps=100_000, momentum=0.9, init="glorot_normal",
-        pixels="standard", batch_norm=True,
+        pixels="standard", batch_norm=True, rate="paper",
     ),
 }  # fmt: skip
 
@@ -287,7 +295,7 @@ def make_optimizer(
                     weight.grad.add_(weight.detach().sign(), alpha=decay)
 
         base.register_step_pre_hook(pull)
-    return pp.Powerprop(base, model, alpha, rate="paper") if parametrization == TARGETS else base
+    return pp.Powerprop(base, model, alpha, rate=cfg.rate) if parametrization == TARGETS else base
 
 
 def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dict[str, Any]:
@@ -403,8 +411,10 @@ def main(cfg: Config, run: Run, story: Story) -> Page:
     """Tune, train all seeds with what was chosen, and say what was found."""
     run.prepare(lambda: find_data(cfg))
     tuned = len(cfg.lrs) > 1 or len(cfg.lassos) > 1
-    tuning = run.map(train, jobs(cfg.tried, cfg.tuning_seeds)) if tuned else Rows()
-    chosen = {method: choose(cfg, method, tuning) for method in cfg.methods}
+    tried = [(method, each) for method, each in cfg.tried if cfg.chooses(method)]
+    tuning = run.map(train, jobs(tried, cfg.tuning_seeds)) if tuned else Rows()
+    own = {method: choose(cfg, method, tuning) for method in cfg.methods if cfg.chooses(method)}
+    chosen = {method: own.get(method) or own[Method(1.0, TARGETS)] for method in cfg.methods}
     final = run.map(train, jobs(chosen.items(), cfg.seeds))
     measured = [MethodRows(cfg, method, each, rows_of(final, method, each)) for method, each in chosen.items()]
     measured = [m for m in measured if m.rows.finished]
@@ -535,7 +545,7 @@ def weights_section(measured: Sequence[MethodRows]) -> Section:
 
 def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) -> Section:
     """What every candidate came to on the validation images, and which was chosen."""
-    chosen = {m.method: m.candidate for m in measured}
+    chosen = {m.method: m.candidate for m in measured if cfg.chooses(m.method)}
     every = [MethodRows(cfg, *pair, rows_of(tuning, *pair)) for pair in cfg.tried if pair[0] in chosen]
     kept = {m.method: m.score or 1.0 for m in every if m.candidate == chosen[m.method]}
 
@@ -555,9 +565,11 @@ def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) ->
         f"tuning {'seed' if cfg.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
     )
     if cfg.magnitude:
-        decays = " and decays" if cfg.decays and DIRECT in cfg.parametrization else ""
+        decays = " and decays" if cfg.decays else ""
         size = f"a weight of size {cfg.magnitude:g}"
         text += f" The candidates of a power are such that {size} learns{decays} equally fast."
+    if len(chosen) < len(measured):
+        text += " Powers that are not here have what is chosen for α = 1."
     better = [f"{m.label} with {m.settings}" for m in every if (m.score or 0.0) > kept[m.method]]
     if better:
         text += f"\n\nPassed over for their dense accuracy, though they prune better: {', '.join(better)}."

@@ -25,7 +25,7 @@ from powerprop.continual.packing.efficient import check_grid
 from powerprop_paper import data
 from powerprop_paper.experiments import Columns, Story, learn_tasks, lost_runs, table
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
-from powerprop_paper.packing import Measures, PackingSettings, inference_curves, make_learner, make_stream, rate
+from powerprop_paper.packing import Measures, PackingSettings, inference_curves, make_learner, make_stream
 from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat, Table
 from powerprop_paper.report import Curve, Mean, heatmap, lines
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
@@ -72,10 +72,6 @@ class Config(PackingSettings):
     the output layer of earlier tasks alone, and learns masks over frozen weights when a layer is full"""
     frugal_gamma: Share = 0.96
     """the gamma of frugal-packnet"""
-    scale_lr: bool = True
-    """let the learning rate fit α, so that a weight of size `magnitude` learns as fast; otherwise all have one rate"""
-    magnitude: Positive = 0.03
-    """a typical weight"""
     momentum: Below1 = 0.0
     """of SGD"""
     decay: tuple[Literal["training", "retraining"], ...] = ()
@@ -163,7 +159,7 @@ PERMUTED = {
     ),
     "paper": Config(
         tasks=10, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000, retrain_steps=50_000, gamma=0.99,
-        scale_lr=False,
+        rate="paper",
     ),
 }  # fmt: skip
 
@@ -216,7 +212,7 @@ CIFAR = {
     ),
     "cpu": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.375, 1.75), lr=0.02, seeds=1,
-        steps=1_000, retrain_steps=500, gamma=0.98, magnitude=0.02, momentum=0.9, decay=("training", "retraining"),
+        steps=1_000, retrain_steps=500, gamma=0.98, momentum=0.9, decay=("training", "retraining"),
         init_scale=0.5, shift=2, search="binary", validation=2_500, probe_images=128, precision="bfloat16",
         candidates=(
             "lr=0.02 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=2",
@@ -225,7 +221,7 @@ CIFAR = {
     ),
     "paper": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,
-        retrain_steps=75_000, gamma=0.99, scale_lr=False,
+        retrain_steps=75_000, gamma=0.99, rate="paper",
     ),
 }  # fmt: skip
 
@@ -346,7 +342,7 @@ class MethodRows:
     @property
     def lr(self) -> float:
         """The learning rate."""
-        return rate(self.cfg.with_candidate(self.candidate), self.method.alpha)
+        return self.cfg.with_candidate(self.candidate).lr
 
     def mean(self, of: Callable[[Row], float]) -> Mean:
         """Mean and std over the seeds of a number of each."""
@@ -424,7 +420,7 @@ def candidates_section(cfg: Config, trials: Rows, chosen: Mapping[Method, str | 
     text = (
         "Each row of the table has the settings that were best on validation images of the first "
         f"{cfg.tuning_tasks} tasks, first seed, among those that leave room for all tasks if each takes as many new "
-        "weights as the last of these. The test images play no part in it. The rate is that of α = 1."
+        "weights as the last of these. The test images play no part in it."
     )
     return Section("Settings that were chosen", text, tables=[table("Candidates", columns, trials, "In percent.")])
 

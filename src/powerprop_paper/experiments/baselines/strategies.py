@@ -70,9 +70,7 @@ class Config(Settings):
     powerprop: tuple[str, ...] = ("EfficientPackNet",)
     """those of the methods that are run with Powerpropagation too"""
     alpha: Annotated[float, Range(1, above=True)] = 1.375
-    """its power; the learning rate grows with it so that a weight of size `magnitude` learns equally fast"""
-    magnitude: Positive = 0.03
-    """a typical weight"""
+    """its power, at the learning rate of the method without it"""
     strengths: Factors = (1.0,)
     """factors of the published strength of a penalty, of which the best on validation data is taken, for each method,
     power and scenario; a single one is taken as it is"""
@@ -161,10 +159,10 @@ PERMUTED_MNIST = {
 SPLIT_CIFAR100 = {
     "smoke": Config("split-cifar100", epochs=0.1, strategies=("Naive", "GPM"), powerprop=(), **SMALL),
     "cpu": Config(
-        "split-cifar100", epochs=3, seeds=1, test=2_000, validation=2_500, magnitude=0.02, alpha=1.75, economy=True,
+        "split-cifar100", epochs=3, seeds=1, test=2_000, validation=2_500, alpha=1.75, economy=True,
         strategies=("Naive", "OWM", "AGEM", "EWC", "ER", "HAT", "GPM", "EfficientPackNet"),
     ),
-    "paper": Config("split-cifar100", epochs=200, seeds=5, validation=2_500, magnitude=0.02, alpha=1.75),
+    "paper": Config("split-cifar100", epochs=200, seeds=5, validation=2_500, alpha=1.75),
 }  # fmt: skip
 PENALTIES: dict[str, Any] = {
     "benchmark": "permuted-mnist", "strategies": ("EWC", "Laplace"), "powerprop": ("EWC", "Laplace"),
