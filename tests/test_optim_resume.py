@@ -271,7 +271,7 @@ def instead(key: str, value: Any) -> Callable[[dict[str, Any]], object]:
         (instead("powerprop_active", torch.zeros(1).byte()), r"'powerprop_active' of '2\.weight': a mask of shape"),
         (
             instead("powerprop_active", torch.zeros(4)),
-            "a mask .* packs to .* bytes, got 4 of torch",
+            r"'powerprop_active' of '2\.weight': a mask .* packs to \d+ bytes, got 4 of torch",
         ),
         (instead("powerprop", torch.zeros(2)), r"'powerprop' of '2\.weight' must hold at least 3 numbers, got \[0"),
         (lambda s: s["state"][0]["powerprop_sparsify"].zero_(), "'powerprop_sparsify' is not a sparsifier's state"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["backend", "is_plain", "kth_smallest", "library", "loaded", "trim", "update"]
 
 _NAME = "libpowerprop.kernel.so"  # on every system; its dot keeps Python from taking it for a module
-_SOURCES = ("kernel.c", "sparse.c")
+_SOURCES = ("kernel.c", "sparse.c", "conv.c", "infer.c", "lanes.h")
 _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
 _ROW = struct.Struct("6q6d")
 _BYTES, _AT, _LONG, _INT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -38,9 +38,13 @@ _CALLS: tuple[tuple[str, list[Any], Any], ...] = (
     ("update", [_BYTES, _LONG, _INT], None),
     ("kth", [_AT, _LONG, _LONG], ctypes.c_float),
     ("sparse_forward", [_BYTES, _BYTES, _AT, _AT, _AT, _AT, _LONG, _LONG, _INT, _INT], None),
-    ("sparse_backward", [_BYTES, _BYTES, _BYTES, _AT, _AT, _AT, _AT, _AT, _LONG, _LONG, _INT], None),
+    ("sparse_backward", [*3 * [_BYTES], *6 * [_AT], *3 * [_LONG], _INT], None),
+    ("sparse_conv", [*2 * [_BYTES], *4 * [_AT], *4 * [_LONG], _INT], None),
+    ("sparse_conv_backward", [*3 * [_BYTES], *5 * [_AT], *6 * [_LONG], _INT], None),
     ("sparse_above", [_AT, _LONG, ctypes.c_float, _AT], _LONG),
+    ("infer", [_BYTES, _LONG, _AT, _AT, _LONG, _BYTES, _BYTES, _LONG, _LONG, _INT], None),
     ("trim", [], None),
+    ("conv_forward", [_AT, _AT, _AT, _AT, *[_LONG] * 2, _AT, _LONG, _AT, *[_LONG] * 4, _INT, _INT], None),
     ("sparse_transpose", [_BYTES, _BYTES, _LONG, _LONG, _LONG, _AT, _AT, _AT], _INT),
 )
 
