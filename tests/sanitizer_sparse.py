@@ -37,12 +37,13 @@ def case(seed: int) -> str:
     if chance.random() < 0.3:
         return broken(chance, pattern)
     values, x, g, bias = (torch.randn(s, generator=draw) for s in ((pattern.count,), (columns, n), (rows, n), (rows,)))
-    bias_or_none, relu, wants_x = chance.choice([None, bias]), chance.random() < 0.5, chance.random() < 0.5
+    bias_or_none = chance.choice([None, bias])
+    relu, *wants = (chance.random() < 0.5 for _ in range(3))
     torch.set_num_threads(chance.choice([1, 1, 2, 3]))
 
     def results() -> list[Tensor]:
         y = products.forward(pattern, own(values), own(x), bias_or_none, relu)
-        return [y, *(t for t in products.backward(pattern, own(values), own(x), own(g), wants_x) if t is not None)]
+        return [y, *(t for t in products.backward(pattern, own(values), own(x), own(g), *wants) if t is not None)]
 
     found = results()
     with mock.patch.object(kernel, "_loaded", return_value=(None, "torch")):

@@ -43,6 +43,9 @@ STRATEGIES: dict[str, Row] = {
     "der++": Row(c.DERpp, {"memory": 40}),
     "dgr": Row(c.DGR, {"hidden": (12,), "latent": 3}, ("classification",)),
     "efficient-packnet": Row(c.EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+    "efficient-packnet-sparse": Row(
+        c.EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10, "sparse": True}, masks=True
+    ),
     "er": Row(c.ER, {"memory": 40}),
     "er-online": Row(c.ER, {"memory": 40, "fill": "step"}),
     "ewc": Row(c.EWC, {"strength": 10.0}),

@@ -49,7 +49,6 @@ from powerprop_paper.experiments.baselines.strategies import (
     trainings,
     twins_headline,
 )
-from powerprop_paper.folder import TIMES
 from powerprop_paper.models import mlp, replay_vae
 from powerprop_paper.report import Mean, method_look
 from powerprop_paper.run import Row, Rows
@@ -86,7 +85,6 @@ def test_smoke(name: str, tmp_path: Path) -> None:
             assert (row[scenario] is not None) == (scenario in own)
             assert row[scenario] is None or 0 <= row[scenario]["mean"] <= 1
         assert row["kept (MB)"] >= 0
-        assert row["seconds"] > 0
     assert not summary["jobs"]["diverged"]
     html = (tmp_path / "report.html").read_text()
     assert all(scenario in html for scenario in cfg.columns)
@@ -99,7 +97,10 @@ def test_smoke_has_every_method() -> None:
 
 def test_some_methods_from_the_command_line(tmp_path: Path) -> None:
     command = ["run", "split-mnist-strategies", "--strategies", "Naive", "ER", "--preset", "smoke", "--workers", "1"]
-    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    for name in ("run", "again"):
+        assert main([*command, "--out", str(tmp_path / name)]) == 0
+    first, second = ((tmp_path / name / "summary.json").read_bytes() for name in ("run", "again"))
+    assert first == second, "no number depends on the clock"
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "powerprop run split-mnist-strategies --preset smoke --strategies Naive ER" in html
 
@@ -136,7 +137,6 @@ def test_stopped_after_any_task_and_resumed(name: str, tmp_path: Path) -> None:
 
 def fake_rows(cfg: Config, folder: Path, accuracy: float, seeds: int = 1, **changes: Any) -> Rows:
     """What the jobs of all trainings found that learned two tasks, as published."""
-    (folder / TIMES).write_text("[1.0, 2.0]")
     values = [[accuracy], [accuracy, accuracy]]
     found = {
         "accuracies": dict.fromkeys(SCENARIOS, values), "validation": dict.fromkeys(SCENARIOS, accuracy),
@@ -343,24 +343,17 @@ def test_a_page_with_empty_columns_and_runs_that_diverged(tmp_path: Path) -> Non
     assert len(page.sections[-1].text.split("\n\n")) == 3
     (table,) = page.sections[0].tables
     found = {row[0]: row[1:] for row in table.rows}
-    assert found["HAT"] == [Mean.of([0.5]), None, None, Mean.of([0.9]), 2.0, 3.0]
-    assert found["SI"] == [None] * 6
+    assert found["HAT"] == [Mean.of([0.5]), None, None, Mean.of([0.9]), 2.0]
+    assert found["SI"] == [None] * 5
     assert "class-incremental, 16 images" in table.to_markdown()
 
 
 def test_bad_settings() -> None:
     for change, message in (
-        ({"benchmark": "mnist"}, "benchmark must be one of split-mnist, permuted-mnist, split-cifar100, got 'mnist'"),
-        ({"strategies": ()}, r"strategies must be some, each once, got \(\)"),
         ({"strategies": ("Ewc",)}, "strategies on split-mnist must be all, or some of .*, got 'Ewc'"),
-        ({"scenarios": ("stream",)}, "scenarios must be one of task-incremental, .*, got 'stream'"),
         ({"powerprop": ("Ewc",)}, "powerprop must be some of .*, got 'Ewc'"),
-        ({"alpha": 1.0}, r"alpha must be above 1, got 1\.0"),
-        ({"strengths": (0.0, 1.0)}, r"strengths must be above 0, got 0\.0"),
-        ({"epochs": 0.0}, r"epochs must be above 0, got 0\.0"),
         ({"economy": False, "generator_steps": 9}, "generator_steps are the published ones without economy, got 9"),
         ({"tasks": 6}, "tasks must be at most the 5 of split-mnist, got 6"),
-        ({"validation": 0}, "validation must be at least 1, got 0"),
         ({"images": 200}, "validation must be below the 200 images, got 200"),
         ({"benchmark": "split-cifar100", "width": 16}, "width is of fully connected networks, .* got 16"),
         (

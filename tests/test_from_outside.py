@@ -94,6 +94,7 @@ def test_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tmp_path,
         strategies=("Naive", "Decay"),
         powerprop=("Decay",),
+        scenarios=("domain-incremental",),
     )
     assert names == ["Naive", "Decay", "Powerprop + Decay"]
     assert method_look(names[-1]) == Look(AZURE, "*")

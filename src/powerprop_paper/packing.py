@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from powerprop.continual.packing.task_inference import entropies
 from powerprop.select import select
 from powerprop_paper import data, models
 from powerprop_paper.models import fans
+from powerprop_paper.report import Curve
+from powerprop_paper.settings import Count, Natural, Positive, Seeds, Settings, Share
 from powerprop_paper.train import Precision, equal_rate
 
 if TYPE_CHECKING:
@@ -34,16 +37,40 @@ MIN_GROUP_BY_GRADIENT, GROUPS_BY_GRADIENT = 16, 4
 """Smaller groups are not probed by gradient methods, which take one pass back and forth for each."""
 
 
-def make_stream(cfg: Config, images: data.Images, seed: int) -> data.Stream:
-    """The tasks of a seed."""
-    if cfg.stream != "split":
-        make = data.permuted if cfg.stream == "permuted" else data.rotated
-        return make(images, cfg.tasks, seed, validation=cfg.validation)
+@dataclass(frozen=True, kw_only=True)
+class PackingSettings(Settings):
+    """How tasks are packed into one network."""
+
+    tasks: Count
+    """how many; a split stream has the classes of the data in equal parts"""
+    lr: Positive
+    """learning rate, at α = 1 where there are several powers"""
+    seeds: Seeds
+    """runs of each method: first weights, order of pixels, batches"""
+    retrain_steps: Natural
+    """after pruning"""
+    gamma: Share
+    """fraction of the dense validation accuracy that a sub-network must keep"""
+    prunings: Natural = 3
+    """how often a frugal learner prunes further inside the retraining steps; 0 prunes at once"""
+    pruning_steps: Count = 100
+    """between two of these prunings"""
+    width: Count = 1000
+    """units of a hidden layer of the mlp"""
+    images: Natural = 0
+    """only the last so many training images of the data are used; 0 means all"""
+
+
+def make_stream(kind: str, images: data.Images, tasks: int, seed: int, validation: int) -> data.Stream:
+    """The tasks of a seed: `permuted`, `rotated`, or the classes of the images `split`."""
+    if kind != "split":
+        make = data.permuted if kind == "permuted" else data.rotated
+        return make(images, tasks, seed, validation=validation)
     transform = data.to_float
     if images.shape[0] > 1:
         mean, std = data.mean_std(images.train_x)
         transform = partial(data.normalise, mean=mean, std=std)
-    return data.split(images, images.classes // cfg.tasks, validation=cfg.validation, transform=transform)
+    return data.split(images, images.classes // tasks, validation=validation, transform=transform)
 
 
 def rate(cfg: Config, alpha: float) -> float:
@@ -143,14 +170,8 @@ class Measures:
             self.learner.records.setdefault(name, [])
         return self.learner.records
 
-    @property
-    def latest(self) -> dict[str, float]:
-        """What progress shows: average accuracy and weights used."""
-        accuracy = self.records["accuracy"]
-        return {"average accuracy": fmean(accuracy), "used": self.records["used"][-1]} if accuracy else {}
-
-    def after_task(self, task: data.Task) -> None:
-        """Accuracy, weights, fingerprints of earlier tasks, and now and then task inference."""
+    def after_task(self, task: data.Task) -> dict[str, float]:
+        """Accuracy, weights, fingerprints of earlier tasks, and now and then task inference; what the log shows."""
         records, masks = self.records, self.learner.nets.masks
         last = task.index == len(self.stream) - 1
         records["accuracy"].append(self.accuracy(task))
@@ -166,6 +187,7 @@ class Measures:
             records["inference"].append(self.probe())
         if last and self.cfg.matrix:
             records["class_incremental"] = self.class_incremental()
+        return {"average accuracy": fmean(records["accuracy"]), "used": records["used"][-1]}
 
     def part(self, task: data.Task, count: int = 0) -> data.Part:
         """The test images that are measured."""
@@ -232,3 +254,16 @@ class Measures:
 def fraction(right: Tensor) -> float:
     """How many are right."""
     return float(right.double().mean())
+
+
+def inference_curves(
+    rates: Sequence[Mapping[str, Mapping[str, Any]]], of: Callable[[Any], float] = float
+) -> list[Curve]:
+    """How often each method infers the right task against the size of the groups, from the rates of every run."""
+    return [
+        Curve(
+            method, None, [float(group) for group in groups],
+            [[of(each[method][group]) for group in groups] for each in rates], method=method,
+        )
+        for method, groups in rates[0].items()
+    ]  # fmt: skip

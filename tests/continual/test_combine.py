@@ -36,7 +36,7 @@ REASONS = (
     "trains no weight, and", "leaves no room in the loss", "already, with something of its own",
     "keeps everything, got memory=", "both fill the memory, each in its own way",
     "each strategy once", "trains layers that no answer needs",
-    "shows every task a network of its own",
+    "shows every task a network of its own", "would meet layers that hold some of their weights",
 )  # fmt: skip
 
 

@@ -154,17 +154,9 @@ class BoundaryFinder:
     """
 
     def __init__(
-        self,
-        learner: Strategy,
-        detector: ChangePointDetector | None = None,
-        *,
-        delay: int = 5,
-        confirm: int = 3,
-        certainty: float = 0.9,
-        least: int = 100,
-        memory: int = 200,
-        classes: Sequence[int] = tuple(range(10)),
-    ) -> None:
+        self, learner: Strategy, detector: ChangePointDetector | None = None, *, delay: int = 5, confirm: int = 3,
+        certainty: float = 0.9, least: int = 100, memory: int = 200, classes: Sequence[int] = tuple(range(10)),
+    ) -> None:  # fmt: skip
         check_finding(delay, confirm, certainty, least, memory)
         self.learner, self.detector = learner, detector or ChangePointDetector()
         if delay >= self.detector.longest:

@@ -141,9 +141,9 @@ def loose_layers(call: Callable[[], Any], layers: Mapping[str, nn.Module]) -> di
 
 
 def _with_gradient(answers: list[Tensor], own: Mapping[str, Mapping[str, Tensor | None]]) -> set[str]:
-    if not answers:
-        return set()
     pairs = [(n, p) for n, parameters in own.items() for p in parameters.values() if p is not None and p.requires_grad]
+    if not answers or not pairs:
+        return set()
     found = torch.autograd.grad(torch.stack(answers).sum(), [p for _, p in pairs], allow_unused=True)
     return {name for (name, _), gradient in zip(pairs, found, strict=True) if gradient is not None}
 

@@ -30,7 +30,7 @@ from powerprop.training import LossTally, NonFiniteError, Rates
 
 __all__ = [
     "KINDS", "Naive", "OptimizerFactory", "Progress", "Rehearsal", "Stateful", "Strategy", "TaskId",
-    "check_between", "check_least", "refuse_alpha",
+    "check_among", "check_between", "check_least", "refuse_alpha",
 ]  # fmt: skip
 
 Progress = Callable[[str, int, float], None]
@@ -460,6 +460,13 @@ class Strategy:
         self.optimizer.add_param_group(group)
         self._rates.given.append(group["lr"])
 
+    def trained_share(self) -> float:
+        """The fraction of the weights that the task in hand trains, after its gradients; heads of other tasks are no
+        part of it."""
+        own = [m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)]
+        moving = sum(m.trained_count() for m in own if m.param.grad is not None)
+        return moving / max(1, sum(m.numel for m in own))
+
     # --- what methods share -------------------------------------------------------------------------------------
 
     @property
@@ -570,6 +577,13 @@ def check_least(**arguments: tuple[float, float]) -> None:
     for name, (value, least) in arguments.items():
         if not value >= least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_among(**arguments: tuple[object, Sequence[str]]) -> None:
+    """An error for the first argument that is none of the values it can have: `check_among(reuse=(reuse, REUSES))`."""
+    for name, (value, known) in arguments.items():
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def check_between(**arguments: tuple[float, float, float]) -> None:

@@ -8,6 +8,7 @@ The twins are held to each other by the tests; `kernel/sparse.c` has the loops.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from powerprop.sparse.pattern import Pattern, numbers
 
 __all__ = ["backward", "check_values", "forward", "transposed"]
 
+Given = tuple[Tensor, tuple[int, ...]]
+
 _LEAST = 16
 """Columns that the kernel wants at least: a vector."""
 _CHUNK = 1 << 22
@@ -26,16 +29,14 @@ _CHUNK = 1 << 22
 
 def forward(pattern: Pattern, values: Tensor, x: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """y = W x + b, with relu max(0, y): (columns, n) -> (rows, n)."""
-    rows, columns = pattern.shape
-    n = _width(x, columns, "x")
-    check_values(pattern, values, x)
-    if bias is not None:
-        _check(bias, (rows,), "bias", x)
-    if not _suits(x, values, *(() if bias is None else (bias,))) or n == 0:
+    (rows, columns), n = pattern.shape, _width(x)
+    given = [(x, (columns, n)), (values, (pattern.count,))] + ([] if bias is None else [(bias, (rows,))])
+    if not _suits(n, given):
+        _check(given, "x", "values", "bias")
         y = torch.sparse.mm(_csr(pattern, values), x) if n else x.new_empty(rows, 0)
         y = y if bias is None else y + bias[:, None]
         return y.relu() if relu else y
-    x = _wide(x)
+    x = _wide(x, n)
     y = x.new_empty(rows, x.shape[1])
     kernel.loaded().powerprop_sparse_forward(
         pattern.pointers,
@@ -53,17 +54,18 @@ def forward(pattern: Pattern, values: Tensor, x: Tensor, bias: Tensor | None = N
 
 
 def backward(
-    pattern: Pattern, values: Tensor, x: Tensor, g: Tensor, wants_x: bool = True
-) -> tuple[Tensor | None, Tensor]:
-    """From g = ∂L/∂y (rows, n) to ∂L/∂x (columns, n), if it is wanted, and ∂L/∂values, in one pass."""
-    rows, columns = pattern.shape
-    n = _width(x, columns, "x")
-    _check(g, (rows, n), "g", x)
-    check_values(pattern, values, x)
-    if not _suits(x, values, g) or n == 0:
-        return _backward_by_torch(pattern, values, x, g, wants_x)
-    x, g = _wide(x), _wide(g)
-    dx, dv = torch.empty_like(x) if wants_x else None, torch.empty_like(values)
+    pattern: Pattern, values: Tensor, x: Tensor, g: Tensor, wants_x: bool = True, wants_bias: bool = False
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """From g = ∂L/∂y (rows, n) to ∂L/∂x (columns, n), if it is wanted, ∂L/∂values and ∂L/∂b, in one pass."""
+    (rows, columns), n = pattern.shape, _width(x)
+    given = [(x, (columns, n)), (values, (pattern.count,)), (g, (rows, n))]
+    if not _suits(n, given):
+        _check(given, "x", "values", "g")
+        return *_backward_by_torch(pattern, values, x, g, wants_x), g.sum(1) if wants_bias else None
+    x, g = _wide(x, n), _wide(g, n)
+    dx, dv, db = torch.empty_like(x) if wants_x else None, torch.empty_like(values), None
+    if wants_bias:
+        db = g.new_empty(rows)
     kernel.loaded().powerprop_sparse_backward(
         pattern.turned_pointers,
         pattern.turned_indices,
@@ -73,11 +75,13 @@ def backward(
         g.data_ptr(),
         None if dx is None else dx.data_ptr(),
         dv.data_ptr(),
+        None if db is None else db.data_ptr(),
+        rows,
         columns,
         x.shape[1],
         torch.get_num_threads(),
     )
-    return (dx if dx is None or n >= _LEAST else dx[:, :n]), dv
+    return (dx if dx is None or n >= _LEAST else dx[:, :n]), dv, db
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -116,32 +120,35 @@ def _csr(pattern: Pattern, values: Tensor, turned: bool = False) -> Tensor:
         return torch.sparse_csr_tensor(pointers, indices, values, shape, check_invariants=False)
 
 
-def _suits(*tensors: Tensor) -> bool:
-    """True if the kernel is there and these are plain float32 without gaps."""
-    return kernel.library() is not None and all(kernel.is_plain(t) and t.is_contiguous() for t in tensors)
+def _suits(n: int, given: Sequence[Given]) -> bool:
+    """True if the kernel is there and these are plain float32 of these shapes, without gaps."""
+    if n == 0 or kernel.library() is None:
+        return False
+    return all(t.shape == shape and t.is_contiguous() and kernel.is_plain(t) for t, shape in given)
 
 
-def _wide(columns: Tensor) -> Tensor:
+def _wide(columns: Tensor, n: int) -> Tensor:
     """At least a vector of columns."""
-    n = columns.shape[1]
     return columns if n >= _LEAST else F.pad(columns, (0, _LEAST - n))
 
 
-def _width(x: Tensor, rows: int, name: str) -> int:
-    if x.dim() != 2 or x.shape[0] != rows or not x.is_floating_point():
-        raise ValueError(f"{name} must be floating-point columns ({rows}, n), got {x.dtype} of shape {tuple(x.shape)}")
-    return x.shape[1]
+def _width(x: Tensor) -> int:
+    return x.shape[1] if x.dim() == 2 else -1
 
 
 def check_values(pattern: Pattern, values: Tensor, x: Tensor) -> None:
     """An error if these are not the pattern's, or not of the activations' kind."""
-    _check(values, (pattern.count,), "values", x)
+    _check([(x, (pattern.shape[1], _width(x))), (values, (pattern.count,))], "x", "values")
 
 
-def _check(tensor: Tensor, shape: tuple[int, ...], name: str, x: Tensor) -> None:
-    """An error for what does not fit x: nothing is broadcast or converted."""
-    if tensor.shape != shape or tensor.dtype != x.dtype or tensor.device != x.device:
-        raise ValueError(
-            f"{name} must be {x.dtype} of shape {shape} on {x.device}, as the activations are, "
-            f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
-        )
+def _check(given: Sequence[Given], *names: str) -> None:
+    """An error for what is not columns of numbers, or does not fit them: nothing is broadcast or converted."""
+    (x, shape), *others = given
+    if x.shape != shape or not x.is_floating_point():
+        raise ValueError(f"x must be floating-point columns ({shape[0]}, n), got {x.dtype} of shape {tuple(x.shape)}")
+    for name, (tensor, shape) in zip(names[1:], others, strict=False):
+        if tensor.shape != shape or tensor.dtype != x.dtype or tensor.device != x.device:
+            raise ValueError(
+                f"{name} must be {x.dtype} of shape {shape} on {x.device}, as the activations are, "
+                f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+            )

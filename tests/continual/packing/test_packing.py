@@ -308,7 +308,7 @@ BAD: list[tuple[type[Strategy], dict[str, Any], str]] = [
     (EfficientPackNet, {"search": "random"}, "search must be .*, got 'random'"),
     (EfficientPackNet, {"grid": (0.1, 0.5)}, r"falling fractions .* got \[0\.1, 0\.5\]"),
     (EfficientPackNet, {"distribution": "erk"}, "distribution must be .*, got 'erk'"),
-    (EfficientPackNet, {"retrain_steps": -1}, "retrain_steps must not be negative, got -1"),
+    (EfficientPackNet, {"retrain_steps": -1}, "retrain_steps must be at least 0, got -1"),
     (PackNet, {"total_tasks": 0}, "total_tasks must be at least 1, got 0"),
 ]
 
