@@ -75,9 +75,9 @@ def test_the_command_on_a_page_makes_the_same_run(name: str, tmp_path: Path) -> 
 
 def test_any_setting_can_be_set() -> None:
     start = asdict(find("permuted-mnist").presets["smoke"])
-    words = "--preset=smoke --steps 100 --alphas 1 2 --no-scale-lr --infer_at --search binary --gamma 1e-1"
+    words = "--preset=smoke --steps 100 --alphas 1 2 --no-matrix --infer_at --search binary --gamma 1e-1"
     found = settings("permuted-mnist", *words.split())
-    changed = {"steps": 100, "alphas": (1.0, 2.0), "scale_lr": False, "search": "binary", "gamma": 0.1, "infer_at": ()}
+    changed = {"steps": 100, "alphas": (1.0, 2.0), "matrix": False, "search": "binary", "gamma": 0.1, "infer_at": ()}
     assert found == start | changed
 
 

@@ -84,7 +84,7 @@ def test_whatever_is_drawn_is_plain_data() -> None:
     [
         ({}, ""),
         ({"alphas": (1.0, 1.5), "retrain_steps": 700}, " --retrain-steps 700 --alphas 1 1.5"),
-        ({"matrix": False, "scale_lr": False}, " --no-scale-lr --no-matrix"),
+        ({"matrix": False, "rate": "paper"}, " --rate paper --no-matrix"),
         ({"decay": ()}, " --decay"),
     ],
 )

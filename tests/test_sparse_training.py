@@ -166,14 +166,6 @@ def test_random_growth_has_an_interval_of_its_own(config: Config, steps: int) ->
         assert optimizer.sparsify.interval == interval, method
 
 
-def test_candidates_at_which_a_weight_of_some_size_learns_equally_fast() -> None:
-    """At |w| = 0.1 and α = 2 the effective rate is lr·α²|w|^(2-2/α) = 0.4·lr."""
-    config = replace(CONFIG, alpha=2.0, lrs=(0.1, 0.2))
-    assert config.candidates("rigl", 0.1) == (0.1, 0.2)
-    assert config.candidates("pp-rigl", 0.1) == (0.25, 0.5)
-    assert config.candidates("pp-rigl") == (0.1, 0.2)
-
-
 def test_what_a_method_is_made_with() -> None:
     config = replace(CONFIG, topkast_decay=0.002, topkast_every=7, alpha=1.5)
     optimizer = make_optimizer(config, models.lenet_300_100(), "pp-topkast-50", "uniform 0.9", 0.1, 0, 1000)

@@ -18,12 +18,13 @@ from powerprop.continual import Classification, EfficientPackNet, Packing, PackN
 from powerprop.continual.data import derived_seed, number_of
 from powerprop.continual.packing.efficient import FINE
 from powerprop.continual.packing.task_inference import entropies
+from powerprop.optim import Rate
 from powerprop.select import select
 from powerprop_paper import data, models
 from powerprop_paper.models import fans
 from powerprop_paper.report import Curve
 from powerprop_paper.settings import Count, Natural, Positive, Seeds, Settings, Share
-from powerprop_paper.train import Precision, equal_rate
+from powerprop_paper.train import Precision
 
 if TYPE_CHECKING:
     from powerprop_paper.experiments.split import Config
@@ -44,13 +45,15 @@ class PackingSettings(Settings):
     tasks: Count
     """how many; a split stream has the classes of the data in equal parts"""
     lr: Positive
-    """learning rate, at α = 1 where there are several powers"""
+    """learning rate"""
     seeds: Seeds
     """runs of each method: first weights, order of pixels, batches"""
     retrain_steps: Natural
     """after pruning"""
     gamma: Share
     """fraction of the dense validation accuracy that a sub-network must keep"""
+    rate: Rate = "matched"
+    """matched: the learning rate serves every power; paper: the update as printed"""
     prunings: Natural = 3
     """how often a frugal learner prunes further inside the retraining steps; 0 prunes at once"""
     pruning_steps: Count = 100
@@ -73,22 +76,16 @@ def make_stream(kind: str, images: data.Images, tasks: int, seed: int, validatio
     return data.split(images, images.classes // tasks, validation=validation, transform=transform)
 
 
-def rate(cfg: Config, alpha: float) -> float:
-    """The learning rate of an α: lr(α)·α²|w|^(2-2/α) = lr(1) for weights of the typical size."""
-    return equal_rate(cfg.lr, cfg.magnitude, alpha) if cfg.scale_lr else cfg.lr
-
-
 def make_learner(cfg: Config, method: str, alpha: float, seed: int, device: torch.device) -> Packing:
     """The learner of a method, with the first weights of its seed."""
-    learning_rate = rate(cfg, alpha)
     options: dict[str, Any] = {
-        "alpha": alpha, "rate": "paper", "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch,
+        "alpha": alpha, "rate": cfg.rate, "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch,
         "retrain_steps": cfg.retrain_steps,
         "clip": cfg.clip or None, "schedule": partial(falling, cfg.decay),
         "objective": make_objective(cfg, device, seed), "heads": "heads" if cfg.model == "alexnet" else None,
     }  # fmt: skip
     model = build(cfg, seed).to(device)
-    optimizer = partial(SGD, lr=learning_rate, momentum=cfg.momentum)
+    optimizer = partial(SGD, lr=cfg.lr, momentum=cfg.momentum)
     if method == "packnet":
         return PackNet(model, optimizer, cfg.tasks, **options)
     options |= {"gamma": cfg.gamma, "grid": cfg.grid, "search": cfg.search, "when_full": "train"}

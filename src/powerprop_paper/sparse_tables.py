@@ -13,7 +13,7 @@ from torch import nn
 import powerprop as pp
 from powerprop.allocate import Layers
 from powerprop.flops import count_flops
-from powerprop_paper.experiments import Columns, equal_rates, table
+from powerprop_paper.experiments import Columns, table
 from powerprop_paper.pages import Column, Figure, Percent, Section, Table, Value
 from powerprop_paper.report import Curve, Mean, Point, lines, scatter
 from powerprop_paper.run import Row, Rows
@@ -62,10 +62,6 @@ class SparseSettings(Settings):
     def uniform(self) -> list[str]:
         """The targets with a uniform distribution."""
         return [target for target in self.sparsities if parse(target)[0] == "uniform"]
-
-    def candidates(self, method: str, magnitude: float = 0.0) -> tuple[float, ...]:
-        """The learning rates that a method is tried with."""
-        return equal_rates(self.lrs, magnitude, self.alpha if METHODS[method].powerprop else 1.0)
 
     def sparsified(
         self, base: torch.optim.Optimizer, model: nn.Module, method: str, target: str, steps: int, rules: Layers,

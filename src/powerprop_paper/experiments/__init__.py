@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from powerprop.continual import Scenario, Strategy, learn_stream
+from powerprop.optim import Rate
 from powerprop_paper import data
 from powerprop_paper.report import Column, Table, Value
 from powerprop_paper.run import Progress, Rows, RunError
@@ -25,7 +26,6 @@ from powerprop_paper.train import (
     StepCount,
     TaskLog,
     accuracy_in,
-    equal_rate,
     fit,
     local_device,
     matmul_precision,
@@ -33,6 +33,20 @@ from powerprop_paper.train import (
 
 C = TypeVar("C")
 Columns = Iterable[tuple[str | Column, Callable[[Any], Value]]]
+
+
+class Story(NamedTuple):
+    """The words of a page.
+
+    full: the settings of the paper, where a run is held against them.
+    printed: what the paper reports: a sentence, or a benchmark and methods of its table of class-incremental learning.
+    """
+
+    title: str
+    paper: str
+    intro: str
+    full: Any = None
+    printed: Any = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +59,8 @@ class ImageSettings(Settings):
     """training steps"""
     batch: Count = 60
     """images per step"""
-    magnitude: NonNegative = 0.0
-    """the learning rates to choose from are those of α = 1, and for other powers such that a weight of this size learns
-    equally fast; 0 takes them as they are for all"""
+    rate: Rate = "matched"
+    """of virtual targets; matched: the learning rate serves every power; paper: the update as printed"""
     nesterov: bool = False
     """look ahead along the momentum"""
     weight_decay: NonNegative = 0.0
@@ -132,11 +145,6 @@ def learn_tasks(
         except NonFiniteError as error:
             raise NonFiniteError(f"task {learner.current}: {error}") from None
         return log.other_records()
-
-
-def equal_rates(lrs: Iterable[float], magnitude: float, alpha: float) -> tuple[float, ...]:
-    """The rates at which a weight of this size learns under α as fast as at these without, to two digits; 0: these."""
-    return tuple(float(f"{equal_rate(lr, magnitude, alpha):.2g}") if magnitude and alpha > 1 else lr for lr in lrs)
 
 
 def best(

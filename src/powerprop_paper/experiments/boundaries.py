@@ -84,7 +84,7 @@ class Config(PackingSettings):
         """The settings of the same learner where tasks have boundaries."""
         common = {each.name: getattr(self, each.name) for each in fields(PackingSettings)}
         return split.Config(
-            **common, alphas=(self.alpha,), steps=self.longest, scale_lr=False, decay=self.decay, clip=CLIP,
+            **common, alphas=(self.alpha,), steps=self.longest, decay=self.decay, clip=CLIP,
             init_scale=self.init_scale, batch=BATCH, search="binary", validation=0, frugal_gamma=self.frugal_gamma,
             methods=("efficient-packnet", "frugal-packnet"), precision=self.matmul_precision,
         )  # fmt: skip
@@ -96,12 +96,12 @@ PRESETS = {
         prunings=1, pruning_steps=5, min_length=40, memory=40, images=2_000, test=128, group=32,
     ),
     "cpu": Config(
-        tasks=10, shortest=300, longest=600, lr=4.6, seeds=2, retrain_steps=200, gamma=0.9, prunings=2,
+        tasks=10, shortest=300, longest=600, lr=1.0, seeds=2, retrain_steps=200, gamma=0.9, prunings=2,
         pruning_steps=50, matmul_precision="bfloat16",
     ),
     "paper": Config(
         tasks=10, shortest=50_000, longest=50_000, lr=0.05, seeds=10, retrain_steps=50_000, gamma=0.9, prunings=2,
-        pruning_steps=50, decay=(), init_scale=1.0, memory=800,
+        pruning_steps=50, rate="paper", decay=(), init_scale=1.0, memory=800,
     ),
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ from powerprop.continual import STRATEGIES, VCL, Elbo, Packing, Strategy
 from powerprop.continual.data import derived_seed
 from powerprop.eval_mode import evaluating
 from powerprop.files import replacing
+from powerprop.optim import Rate
 from powerprop_paper import data
 from powerprop_paper.experiments import Columns, best, learn_tasks, lost_runs, table
 from powerprop_paper.likelihood import log_likelihood
@@ -37,7 +38,7 @@ from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Secti
 from powerprop_paper.report import Curve, Grid, Mean, image_grids, lines, panels
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import Count, EachOnce, Natural, NonNegative, Positive, Range, Seeds, Settings, require
-from powerprop_paper.train import equal_rate, local_device, matmul_precision, precision_note
+from powerprop_paper.train import local_device, matmul_precision, precision_note
 
 POWERPROP = "Powerprop+"
 MethodName = Literal[
@@ -108,8 +109,8 @@ class Config(Settings):
     """powers of the shared decoder's weights, to choose from on validation images for each method by itself"""
     momentum_lr: NonNegative = 0.0
     """rate of SGD with momentum 0.9 for EfficientPackNet and with Powerpropagation, as in the paper; 0 means Adam"""
-    magnitude: NonNegative = 0.0
-    """the rate of α > 1 in the shared decoder lets a weight of this size learn as fast as α = 1; 0 leaves the rate"""
+    rate: Rate = "matched"
+    """matched: the learning rate serves every power; paper: the update as printed"""
     init_scale: Positive = 1.0
     """the standard deviation of the shared decoder's first weights, and of those drawn again, in units of Glorot's"""
     search: Literal["linear", "binary", "taylor"] = "binary"
@@ -157,17 +158,17 @@ class Config(Settings):
 SMOKE: dict[str, Any] = {
     "seeds": 1, "steps": 12, "retrain_steps": 4, "alphas": (1.5,), "strengths": (1.0, 10.0), "si_strengths": (1.0,),
     "dampings": (0.0, 0.5), "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5,
-    "validation": 200, "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "init_scale": 0.5,
+    "validation": 200, "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "init_scale": 0.5,
 }  # fmt: skip
 PUBLISHED: dict[str, Any] = {
     "alphas": (1.125, 1.25, 1.375, 1.5, 2.0), "strengths": (1.0, 10.0, 100.0), "si_strengths": (1.0, 10.0, 100.0),
-    "tuning_tasks": TASKS, "search": "linear", "vcl_samples": 10, "curve_samples": 500,
+    "tuning_tasks": TASKS, "search": "linear", "rate": "paper", "vcl_samples": 10, "curve_samples": 500,
 }  # fmt: skip
 """What the paper chooses from, and how."""
 MNIST = {
     "smoke": Config("mnist", **SMOKE),
     "cpu": Config(
-        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(2.0,), magnitude=0.025, init_scale=0.5, samples=500,
+        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(2.0,), init_scale=0.5, samples=500,
         test=200, matmul_precision="bfloat16",
     ),
     "paper": Config(
@@ -177,7 +178,7 @@ MNIST = {
 NOTMNIST = {
     "smoke": Config("notmnist", **SMOKE),
     "cpu": Config(
-        "notmnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5,), magnitude=0.025, init_scale=0.5, samples=500,
+        "notmnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5,), init_scale=0.5, samples=500,
         strengths=(3.0, 10.0, 30.0), dampings=(0.0, 0.03, 0.1), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=5,
         test=150, validation=1_500, matmul_precision="bfloat16",
     ),
@@ -266,12 +267,11 @@ def make_learner(
     with torch.no_grad():
         for parameter in model.shared.parameters():
             parameter.mul_(cfg.init_scale)  # biases are 0
-    rate = equal_rate(1.0, cfg.magnitude, alpha) if cfg.magnitude else 1.0
     momentum_lr = cfg.momentum_lr if strategy == "EfficientPackNet" or alpha > 1 else 0.0
     names: dict[str, Any] = {"heads": "parts", "where": SHARED_WEIGHTS}
-    options = {"alpha": alpha, "rate": "paper", "steps": cfg.steps, "batch_size": cfg.batch, "seed": seed, **names}
+    options = {"alpha": alpha, "rate": cfg.rate, "steps": cfg.steps, "batch_size": cfg.batch, "seed": seed, **names}
     options |= own_options(cfg, strategy, strength, damping)
-    return STRATEGIES[strategy](model, partial(make_optimizer, model, momentum_lr, rate), objective=Elbo(), **options)
+    return STRATEGIES[strategy](model, partial(make_optimizer, momentum_lr), objective=Elbo(), **options)
 
 
 def own_options(cfg: Config, strategy: str, strength: float | None, damping: float) -> dict[str, Any]:
@@ -286,20 +286,13 @@ def own_options(cfg: Config, strategy: str, strength: float | None, damping: flo
     return {} if strength is None else {"strength": strength, "protect": SHARED, **steps, **damped}
 
 
-def make_optimizer(model: TaskVAE, momentum_lr: float, rate: float, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Adam, or SGD with momentum where a rate for it is given; the shared decoder at so many times the rate.
-
-    Its parameters come second: the parts of later tasks take the rate of the first group.
-    """
-    shared = list(model.shared.parameters())
-    known = {id(parameter) for parameter in shared}
-    own = [parameter for parameter in parameters if id(parameter) not in known]
-    lr = momentum_lr or LR
-    groups: list[dict[str, Any]] = [{"params": own}, {"params": shared, "lr": lr * rate}]
+def make_optimizer(momentum_lr: float, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Adam, or SGD with momentum where a rate for it is given."""
+    own = list(parameters)
     fused = own[0].device.type in ("cpu", "cuda")  # one pass over the weights
     if momentum_lr:
-        return SGD(groups, lr=lr, momentum=MOMENTUM, fused=fused)
-    return Adam(groups, lr=lr, fused=fused)
+        return SGD(own, lr=momentum_lr, momentum=MOMENTUM, fused=fused)
+    return Adam(own, lr=LR, fused=fused)
 
 
 # What a learner is measured by: likelihoods of test images, and images of its own.

@@ -88,12 +88,12 @@ PRESETS = {
         probe_single=4, images=2_000, validation=500,
     ),
     "cpu": Config(
-        streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.25, lr=2.0, seeds=1,
+        streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.25, lr=1.0, seeds=1,
         steps=400, retrain_steps=250, pruning_steps=50, gamma=0.97, width=300,
     ),
     "paper": Config(
         streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.375, lr=0.05, seeds=5,
-        steps=50_000, retrain_steps=50_000, pruning_steps=5_000, gamma=0.99,
+        steps=50_000, retrain_steps=50_000, pruning_steps=5_000, gamma=0.99, rate="paper",
     ),
 }  # fmt: skip
 
@@ -174,7 +174,7 @@ def make_learner(cfg: Config, outputs: int, seed: int) -> EfficientPackNet:
     """The learner of all jobs, with the first weights of its seed."""
     model = models.mlp([784, cfg.width, cfg.width, outputs], generator=torch.Generator().manual_seed(seed))
     return EfficientPackNet(
-        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, rate="paper", gamma=cfg.gamma,
+        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, rate=cfg.rate, gamma=cfg.gamma,
         steps=cfg.steps, retrain_steps=cfg.retrain_steps, prunings=cfg.prunings, clip=1.0, seed=seed,
         pruning_steps=cfg.pruning_steps, reuse="output", batch_size=BATCH,
     )  # fmt: skip

@@ -45,7 +45,7 @@ from powerprop_paper.sparse_tables import (
     title_of,
     weights_and_cost,
 )
-from powerprop_paper.train import equal_rate, evaluate, local_device, read_metrics
+from powerprop_paper.train import evaluate, local_device, read_metrics
 
 MOMENTUM = 0.9
 NEAR = 0.003
@@ -122,7 +122,8 @@ MNIST = {
     ),
     "paper": Config(
         **DEFAULTS, task="mnist", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
-        tune_at="uniform 0.98", seeds=3, steps=PROBLEMS["mnist"].full_steps, cycles=(2, 3, 5), extended=PAIR,
+        rate="paper", tune_at="uniform 0.98", seeds=3, steps=PROBLEMS["mnist"].full_steps, cycles=(2, 3, 5),
+        extended=PAIR,
     ),
 }  # fmt: skip
 
@@ -130,7 +131,7 @@ CIFAR = {
     "smoke": Config(
         task="fast-cifar", methods=("dense", "pp-topkast-0"), sparsities=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
         tune_at="uniform 0.9", seeds=1, steps=2, batch=8, weight_decay=1e-4, train=64, validation=32, test=32,
-        checkpoint_every=1, nesterov=True, label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0, magnitude=0.1,
+        checkpoint_every=1, nesterov=True, label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0,
     ),
     "cpu": Config(
         task="fast-cifar",
@@ -138,13 +139,13 @@ CIFAR = {
             "dense", "static", "snip", "set", "rigl", "snfs", "dsr", "iterative", "pp-iterative", "topkast-0",
             "pp-topkast-0",
         ),
-        sparsities=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5, lrs=(0.2, 0.4), magnitude=0.1,
+        sparsities=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5, lrs=(0.2, 0.4),
         tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True, weight_decay=5e-4, clip=3.0,
         label_smoothing=0.1, shift=2, precision="bfloat16", checkpoint_every=180, warmup=0.2, topkast_every=1,
         topkast_decay=1e-3, regrow_every=25,
     ),
     "paper": Config(
-        task="cifar10", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2),
+        task="cifar10", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), rate="paper",
         tune_at="uniform 0.95", seeds=3, steps=PROBLEMS["cifar10"].full_steps, batch=128, weight_decay=5e-4, shift=4,
         warmup=0.05, topkast_every=100, cycles=(2, 3, 5), extended=PAIR,
     ),
@@ -190,7 +191,7 @@ def make_optimizer(
     """SGD with momentum, the method and its α."""
     options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": cfg.weight_decay, "nesterov": cfg.nesterov}
     base, rules = torch.optim.SGD(model.parameters(), lr, **options), layer_rules(cfg, parse(target)[0])
-    return cfg.sparsified(base, model, method, target, steps, rules, seed, rate="paper")
+    return cfg.sparsified(base, model, method, target, steps, rules, seed, rate=cfg.rate)
 
 
 def rate(done: float, warmup: float) -> float:
@@ -227,7 +228,7 @@ def main(cfg: Config, run: Run) -> Page:
     """One run of each method at each candidate rate; all seeds of those near the best; the table at the chosen ones."""
     run.prepare(lambda: data.load(PROBLEMS[cfg.task].data).split_validation(cfg.validation))
     names, seeds = list(dict.fromkeys((*cfg.methods, *cfg.extended))), range(cfg.seeds)
-    candidates = [(name, lr) for name in names for lr in cfg.candidates(name, cfg.magnitude)]
+    candidates = [(name, lr) for name in names for lr in cfg.lrs]
     first = run.map(train, [job(name, cfg.tune_at, lr, 0, cycles=1) for name, lr in candidates])
     tried = [(name, lr) for name in names for lr in finalists(first.where(method=name))]
     final = run.map(train, [job(name, cfg.tune_at, lr, seed, cycles=1) for name, lr in tried for seed in seeds])
@@ -382,9 +383,6 @@ def extended(cfg: Config, rows: Rows) -> Table:
 def about_rates(cfg: Config) -> str:
     """How the rates were chosen."""
     tried = listed(cfg.lrs)
-    if cfg.magnitude:
-        scale = equal_rate(1.0, cfg.magnitude, cfg.alpha)
-        tried += f" (with Powerprop {scale:.3g} times as much: a weight of {cfg.magnitude:g} learns equally fast)"
     return (
         f"Each method's rate is the one of {tried} with the best validation accuracy at {title_of(cfg.tune_at)} "
         f"sparsity: one seed of all, then all seeds of those within {100 * NEAR:g} points of the best. The test images "

@@ -23,9 +23,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from powerprop.continual import GRID, Accuracies, Packing, Scenario, accuracy_on
 from powerprop.continual.packing.efficient import check_grid
 from powerprop_paper import data
-from powerprop_paper.experiments import Columns, learn_tasks, lost_runs, table
+from powerprop_paper.experiments import Columns, Story, learn_tasks, lost_runs, table
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
-from powerprop_paper.packing import Measures, PackingSettings, inference_curves, make_learner, make_stream, rate
+from powerprop_paper.packing import Measures, PackingSettings, inference_curves, make_learner, make_stream
 from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat, Table
 from powerprop_paper.report import Curve, Mean, heatmap, lines
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
@@ -42,10 +42,11 @@ from powerprop_paper.settings import (
 )
 from powerprop_paper.train import local_device, matmul_precision, precision_note
 
-LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "packnet": "PackNet"}
-"""Names in tables; EPN is the paper's short form of EfficientPackNet."""
-COLOURS = {"frugal-packnet": "Frugal EfficientPackNet", "efficient-packnet": "EfficientPackNet", "packnet": "PackNet"}
-"""Methods as the table of colours calls them."""
+LABELS = {
+    "frugal-packnet": ("frugal EPN", "Frugal EfficientPackNet"), "efficient-packnet": ("EPN", "EfficientPackNet"),
+    "packnet": ("PackNet", "PackNet"),
+}  # fmt: skip
+"""Methods in tables, where EPN is the paper's short form of EfficientPackNet, and in the table of colours."""
 OURS = ("EfficientPackNet", "Powerprop + EfficientPackNet")
 """The rows of the paper's table that are its own."""
 
@@ -71,10 +72,6 @@ class Config(PackingSettings):
     the output layer of earlier tasks alone, and learns masks over frozen weights when a layer is full"""
     frugal_gamma: Share = 0.96
     """the gamma of frugal-packnet"""
-    scale_lr: bool = True
-    """let the learning rate fit α, so that a weight of size `magnitude` learns as fast; otherwise all have one rate"""
-    magnitude: Positive = 0.03
-    """a typical weight"""
     momentum: Below1 = 0.0
     """of SGD"""
     decay: tuple[Literal["training", "retraining"], ...] = ()
@@ -162,7 +159,7 @@ PERMUTED = {
     ),
     "paper": Config(
         tasks=10, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000, retrain_steps=50_000, gamma=0.99,
-        scale_lr=False,
+        rate="paper",
     ),
 }  # fmt: skip
 
@@ -215,7 +212,7 @@ CIFAR = {
     ),
     "cpu": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.375, 1.75), lr=0.02, seeds=1,
-        steps=1_000, retrain_steps=500, gamma=0.98, magnitude=0.02, momentum=0.9, decay=("training", "retraining"),
+        steps=1_000, retrain_steps=500, gamma=0.98, momentum=0.9, decay=("training", "retraining"),
         init_scale=0.5, shift=2, search="binary", validation=2_500, probe_images=128, precision="bfloat16",
         candidates=(
             "lr=0.02 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=2",
@@ -224,7 +221,7 @@ CIFAR = {
     ),
     "paper": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,
-        retrain_steps=75_000, gamma=0.99, scale_lr=False,
+        retrain_steps=75_000, gamma=0.99, rate="paper",
     ),
 }  # fmt: skip
 
@@ -321,30 +318,16 @@ class Method(NamedTuple):
     @property
     def label(self) -> str:
         """What the reader sees."""
-        name = LABELS[self.method]
+        name, _ = LABELS[self.method]
         return name if self.alpha == 1 else f"Powerprop + {name}, α={self.alpha:g}"
 
 
-class Story(NamedTuple):
-    """The words of a page.
-
-    full: the settings of the paper.
-    printed: what the paper reports: a benchmark and methods of its table of class-incremental learning, or a sentence.
-    """
-
-    title: str
-    paper: str
-    intro: str
-    full: Config
-    printed: tuple[str, ...] | str = ""
-
-    @property
-    def rows(self) -> list[tuple[str, Scenario, Any]]:
-        """Rows of the paper's table: label, scenario, value."""
-        if isinstance(self.printed, str):
-            return []
-        benchmark, *names = self.printed
-        return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
+def paper_rows(story: Story) -> list[tuple[str, Scenario, Any]]:
+    """Rows of the paper's table: label, scenario, value."""
+    if isinstance(story.printed, str):
+        return []
+    benchmark, *names = story.printed
+    return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
 
 
 @dataclass(frozen=True)
@@ -359,7 +342,7 @@ class MethodRows:
     @property
     def lr(self) -> float:
         """The learning rate."""
-        return rate(self.cfg.with_candidate(self.candidate), self.method.alpha)
+        return self.cfg.with_candidate(self.candidate).lr
 
     def mean(self, of: Callable[[Row], float]) -> Mean:
         """Mean and std over the seeds of a number of each."""
@@ -389,7 +372,7 @@ class MethodRows:
     def curve(self, of: Any) -> Curve:
         """A number after each task; colours tell methods apart if there are several, else powers."""
         values, several = self.rows.values(of), len(self.cfg.methods) > 1
-        name, plain = COLOURS[self.method.method] if several else None, several and self.method.alpha == 1
+        name, plain = LABELS[self.method.method][1] if several else None, several and self.method.alpha == 1
         return Curve(self.method.label, self.method.alpha, range(1, len(values[0]) + 1), values, name, plain)
 
 
@@ -421,8 +404,7 @@ def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mappi
     sections += Section.diverged(lost_runs(rows, lambda row: method_of(row).label))
     return Page(
         story.title, f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip(), sections,
-        story.paper, stats(cfg, measured) if measured else [], headline(cfg, measured, story) if measured else None,
-        {"lr": [each.lr for each in measured]},
+        story.paper, *verdict_of(cfg, measured, story), {"lr": [each.lr for each in measured]},
     )  # fmt: skip
 
 
@@ -438,7 +420,7 @@ def candidates_section(cfg: Config, trials: Rows, chosen: Mapping[Method, str | 
     text = (
         "Each row of the table has the settings that were best on validation images of the first "
         f"{cfg.tuning_tasks} tasks, first seed, among those that leave room for all tasks if each takes as many new "
-        "weights as the last of these. The test images play no part in it. The rate is that of α = 1."
+        "weights as the last of these. The test images play no part in it."
     )
     return Section("Settings that were chosen", text, tables=[table("Candidates", columns, trials, "In percent.")])
 
@@ -503,7 +485,7 @@ def main_table(cfg: Config, measured: Sequence[MethodRows], story: Story, lost: 
         )
     ours = table("All tasks, after the last", columns, measured, caption + (f" {lost} runs diverged." if lost else ""))
     theirs = []
-    for label, scenario, value in story.rows:
+    for label, scenario, value in paper_rows(story):
         shown = [str(value) if scenario == each else "" for each in (TASK, "", CLASS)]
         theirs.append([f"{label} (paper)", "", *shown, *[""] * (len(ours.columns) - 5)])
     return replace(ours, rows=[*ours.rows, *theirs])
@@ -572,26 +554,30 @@ def right_at(m: MethodRows, group: int, at: int, method: str) -> Mean:
     return m.mean(lambda row: row["inference"][at]["rates"][method][str(group)][0])
 
 
-def stats(cfg: Config, measured: Sequence[MethodRows]) -> list[Stat]:
-    """The numbers at the top of the page."""
-    best, group = best_of(measured), max(cfg.groups)
-    return [
+def verdict_of(cfg: Config, measured: Sequence[MethodRows], story: Story) -> tuple[list[Stat], Headline | None]:
+    """The numbers at the top, of the best method; the headline is of Powerprop if it was run.
+
+    Where the paper prints class-incremental accuracy that, else the average with the task given.
+    """
+    if not measured:
+        return [], None
+    best, ours, group = (
+        best_of(measured),
+        best_of([m for m in measured if m.method.alpha > 1] or measured),
+        max(cfg.groups),
+    )
+    stats = [
         Stat("task given", f"{best.given.mean:.2%}", f"{best.method.label}, {TASK}"),
         Stat("task inferred", f"{best.inferred(group).mean:.2%}", f"from {group} images, {CLASS}"),
         Stat("weights used", f"{best.used.mean:.1%}", f"after {cfg.tasks} tasks"),
     ]
-
-
-def headline(cfg: Config, measured: Sequence[MethodRows], story: Story) -> Headline:
-    """Where the paper prints class-incremental accuracy that, else the average with the task given; of Powerprop."""
-    best, group = best_of([m for m in measured if m.method.alpha > 1] or measured), max(cfg.groups)
-    what, value, known = f"{TASK} accuracy after {cfg.tasks} tasks", best.given, str(story.printed)
-    if story.rows:
-        what, known = f"{CLASS} accuracy after {cfg.tasks} tasks, inferred from {group} images", str(story.rows[-1][2])
-        value = best.inferred(group)
-    ours, theirs = (f"{each.steps:,} + {each.retrain_steps:,} steps" for each in (cfg, story.full))
-    shown = f"{100 * value.mean:.2f} ({ours} per task)"
-    return Headline(f"{best.method.label}, {what}", shown, f"{known} ({theirs})" if known else "")
+    what, value, known = f"{TASK} accuracy after {cfg.tasks} tasks", ours.given, str(story.printed)
+    if rows := paper_rows(story):
+        what, known = f"{CLASS} accuracy after {cfg.tasks} tasks, inferred from {group} images", str(rows[-1][2])
+        value = ours.inferred(group)
+    here, full = (f"{each.steps:,} + {each.retrain_steps:,} steps" for each in (cfg, story.full))
+    shown, printed = f"{100 * value.mean:.2f} ({here} per task)", f"{known} ({full})" if known else ""
+    return stats, Headline(f"{ours.method.label}, {what}", shown, printed)
 
 
 def best_of(measured: Sequence[MethodRows]) -> MethodRows:
