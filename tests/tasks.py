@@ -20,7 +20,6 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=1e-1),
 }
-every_method = pytest.mark.parametrize("method", ["naive", "packnet", "epn"])
 every_masking = pytest.mark.parametrize("method", ["packnet", "epn"])
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 both_alphas = pytest.mark.parametrize("alpha", [1.0, 1.5])

@@ -88,7 +88,7 @@ def test_a_loop_of_ones_own_is_the_same_to_the_bit(name: str, objective: str) ->
 
 @every_pair
 def test_learns_two_tasks(name: str, objective: str) -> None:
-    ours = make(name, objective, steps=40)
+    ours = make(name, objective, steps=60)
     for task in range(2):
         data = data_of(objective, task)
         ours.begin(steps=1)
