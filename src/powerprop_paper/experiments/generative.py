@@ -241,7 +241,9 @@ def learn_characters(
         with matmul_precision("float32"):
             return measure(cfg, learner, stream)
 
-    prepare(0)
+    if (folder / "learner.safetensors").exists():  # which task is next must be known before it begins
+        learner.load(folder / "learner.safetensors")
+    prepare(learner.current)
     steps = learner.steps + getattr(learner, "retrain_steps", 0)
     learn_tasks(folder, progress, learner, stream, steps, after_task, precision=cfg.matmul_precision)
     return learner, stream
