@@ -143,8 +143,8 @@ def _fastest(candidate: Candidate, margin: float) -> Exported:
     networks = {"dense": Exported(candidate.dense, plan)}
     if candidate.traced:
         networks["smaller"] = candidate.build((), plan)
-    if layers := [c.layer for c in choices if c.form == "sparse"]:
-        networks["sparse"] = candidate.build(layers, plan)
+    if any(c.sparse is not None if candidate.traced else c.form == "sparse" for c in choices):
+        networks["sparse"], choices = _chained(candidate, choices, plan)
     *_, changed = networks.values()
     candidate.check(changed)
     best, times = _race({**networks, "dense": candidate.dense}, candidate.call, margin)
@@ -156,6 +156,25 @@ def _fastest(candidate: Candidate, margin: float) -> Exported:
         removed=candidate.removed if best != "dense" else {},
     )  # fmt: skip
     return networks[best]
+
+
+def _chained(candidate: Candidate, choices: list[Choice], plan: Plan) -> tuple[Exported, list[Choice]]:
+    """The network of the forms that were faster alone, or of all sparse ones, if that is faster.
+
+    A chain that nothing interrupts saves what is done where one ends.
+    """
+    forms = {"sparse": choices, "chain": [c if c.sparse is None else replace(c, form="sparse") for c in choices]}
+    if not candidate.traced or forms["sparse"] == forms["chain"]:
+        del forms["chain"]
+    elif all(c.form == "dense" for c in choices):
+        del forms["sparse"]
+    built = {n: candidate.build([c.layer for c in form if c.form == "sparse"], plan) for n, form in forms.items()}
+    best = next(iter(built))
+    if len(built) > 1:
+        calls = {name: partial(candidate.call, network) for name, network in built.items()}
+        times = best_times(calls, candidate.call.tensors()[0].device)
+        best = min(times, key=lambda name: times[name])
+    return built[best], forms[best]
 
 
 def _race(networks: Mapping[str, nn.Module], call: Call, margin: float) -> tuple[str, dict[str, float]]:
