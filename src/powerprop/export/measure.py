@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from powerprop.export.exported import MARGIN, Choice, Exported, Plan
 from powerprop.export.graph import Call, UntraceableError, fold_batch_norms, inference_copy, same, trace
 from powerprop.export.lower import DenseLinear, layer_program, lower
 from powerprop.export.operations import matrix
+from powerprop.export.program import Program
 from powerprop.mask_entries import count
 
 __all__ = ["Candidate", "as_graph", "best_times", "choose", "sparse"]
@@ -152,7 +154,7 @@ def _fastest(candidate: Candidate, margin: float) -> Exported:
         choices = [replace(c, form="dense", reason=f"the {best} network is faster") if c.form == "sparse" else c
                    for c in choices]  # fmt: skip
     networks[best].plan = replace(
-        plan, network=best, choices=tuple(choices), times=times, notes=candidate.notes,
+        plan, network=best, choices=tuple(choices), times=times, notes=(*candidate.notes, *_left(networks[best])),
         removed=candidate.removed if best != "dense" else {},
     )  # fmt: skip
     return networks[best]
@@ -177,6 +179,17 @@ def _chained(candidate: Candidate, choices: list[Choice], plan: Plan) -> tuple[E
     return built[best], forms[best]
 
 
+def _left(network: Exported) -> tuple[str, ...]:
+    """What torch computes beside the programs of a graph, in words."""
+    graph = network.network
+    programs = {n for n, m in graph.named_children() if isinstance(m, Program)}
+    if not isinstance(graph, fx.GraphModule) or not programs:
+        return ()
+    calls = [n for n in graph.graph.nodes if n.op.startswith("call") and n.target not in (*programs, getitem)]
+    names = [n.name if n.op == "call_function" else str(n.target) for n in calls]
+    return (f"{len(programs)} compiled programs, and by torch: {', '.join(names) or 'nothing'}",)
+
+
 def _race(networks: Mapping[str, nn.Module], call: Call, margin: float) -> tuple[str, dict[str, float]]:
     """The fastest of several may have been lucky once: it must win again, alone against the dense."""
     device = call.tensors()[0].device
@@ -196,8 +209,9 @@ def _followed(candidate: Candidate, plan: Plan) -> Exported:
         raise ValueError(f"the plan is of another model: this one has no layer {', '.join(missing)}")
     if plan.network == "dense":
         return Exported(candidate.dense, plan)
-    plan = replace(plan, traced=candidate.traced, removed=candidate.removed, notes=candidate.notes)
+    plan = replace(plan, traced=candidate.traced, removed=candidate.removed)
     network = candidate.build(layers, plan)
+    network.plan = replace(plan, notes=(*candidate.notes, *_left(network)))
     candidate.check(network)
     return network
 
