@@ -91,11 +91,11 @@ def deterministic() -> Iterator[None]:
 @pytest.fixture
 def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """More sparse layers are always faster."""
-    order = {"dense": 8.0, "smaller": 4.0, "sparse": 2.0}
+    order = {"dense": 8.0, "smaller": 4.0, "sparse": 2.0, "chain": 3.0}
     set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})
 
 
 @pytest.fixture
 def dense_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = {"dense": 1.0, "smaller": 4.0, "sparse": 2.0}
+    order = {"dense": 1.0, "smaller": 4.0, "sparse": 2.0, "chain": 3.0}
     set_times(monkeypatch, lambda calls, device, seconds=0: {n: order[n] for n in calls})

@@ -136,6 +136,14 @@ def test_what_follows_may_ask_for_rows_in_memory() -> None:
     assert_same(pp.export.sparse(net, x), net, x)
 
 
+@pytest.mark.usefixtures("sparse_wins")
+def test_what_torch_computes_is_said() -> None:
+    net, x = pruned("convolutions"), MODELS["convolutions"][1](4)
+    said = str(pp.export.sparse(net, x))
+    assert said.startswith("Exported: sparse network, batch 4")
+    assert "2 compiled programs, and by torch: layers.10, layers.11, layers.12" in said
+
+
 def test_models_that_are_not_one_graph_say_so() -> None:
     fast = pp.export.sparse(pruned("looking"), MODELS["looking"][1](3))
     assert not fast.plan.traced

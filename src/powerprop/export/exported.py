@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,6 @@ from operator import attrgetter
 from types import MethodType, SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -174,12 +172,8 @@ class Exported(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._bind()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Exported:
-        """A copy of its own; torch itself does not copy sparse matrices deeply."""
-        memo.update({id(buffer): buffer.clone() for buffer in self.buffers() if buffer.layout == torch.sparse_csr})
-        memo[id(self)] = result = type(self).__new__(type(self))
-        result.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return result
+    def __repr__(self) -> str:
+        return f"Exported: {self.plan}"
 
     def train(self, mode: bool = True) -> Exported:
         """Refused: there is nothing here to train."""

@@ -51,6 +51,9 @@ def lower(network: fx.GraphModule, sparse: Collection[str], inputs: list[Tensor]
     A module's call takes longer than the product of a small layer.
     """
     annotate(network, inputs)
+    for node in list(network.graph.nodes):
+        if _does_nothing(network, node):
+            replace_node(node, node.all_input_nodes[0])
     for i, run in enumerate(list(_runs(network, sparse))):
         program, entering, leaving = _program(network, run)
         name = f"program{i}"
@@ -67,9 +70,7 @@ def lower(network: fx.GraphModule, sparse: Collection[str], inputs: list[Tensor]
         for node in reversed(list(run)):
             network.graph.erase_node(node)
     for node in list(network.graph.nodes):
-        if _does_nothing(network, node):
-            replace_node(node, node.all_input_nodes[0])
-        elif type(module_of(network, node)) is nn.Linear:
+        if type(module_of(network, node)) is nn.Linear:
             _as_function(network, node)
     _reuse_memory(network)
     tidy(network)

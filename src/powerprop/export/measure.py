@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from powerprop.export.exported import MARGIN, Choice, Exported, Plan
 from powerprop.export.graph import Call, UntraceableError, fold_batch_norms, inference_copy, same, trace
 from powerprop.export.lower import DenseLinear, layer_program, lower
 from powerprop.export.operations import matrix
+from powerprop.export.program import Program
 from powerprop.mask_entries import count
 
 __all__ = ["Candidate", "as_graph", "best_times", "choose", "sparse"]
@@ -143,8 +145,8 @@ def _fastest(candidate: Candidate, margin: float) -> Exported:
     networks = {"dense": Exported(candidate.dense, plan)}
     if candidate.traced:
         networks["smaller"] = candidate.build((), plan)
-    if layers := [c.layer for c in choices if c.form == "sparse"]:
-        networks["sparse"] = candidate.build(layers, plan)
+    if any(c.sparse is not None if candidate.traced else c.form == "sparse" for c in choices):
+        networks["sparse"], choices = _chained(candidate, choices, plan)
     *_, changed = networks.values()
     candidate.check(changed)
     best, times = _race({**networks, "dense": candidate.dense}, candidate.call, margin)
@@ -152,10 +154,40 @@ def _fastest(candidate: Candidate, margin: float) -> Exported:
         choices = [replace(c, form="dense", reason=f"the {best} network is faster") if c.form == "sparse" else c
                    for c in choices]  # fmt: skip
     networks[best].plan = replace(
-        plan, network=best, choices=tuple(choices), times=times, notes=candidate.notes,
+        plan, network=best, choices=tuple(choices), times=times, notes=(*candidate.notes, *_left(networks[best])),
         removed=candidate.removed if best != "dense" else {},
     )  # fmt: skip
     return networks[best]
+
+
+def _chained(candidate: Candidate, choices: list[Choice], plan: Plan) -> tuple[Exported, list[Choice]]:
+    """The network of the forms that were faster alone, or of all sparse ones, if that is faster.
+
+    A chain that nothing interrupts saves what is done where one ends.
+    """
+    forms = {"sparse": choices, "chain": [c if c.sparse is None else replace(c, form="sparse") for c in choices]}
+    if not candidate.traced or forms["sparse"] == forms["chain"]:
+        del forms["chain"]
+    elif all(c.form == "dense" for c in choices):
+        del forms["sparse"]
+    built = {n: candidate.build([c.layer for c in form if c.form == "sparse"], plan) for n, form in forms.items()}
+    best = next(iter(built))
+    if len(built) > 1:
+        calls = {name: partial(candidate.call, network) for name, network in built.items()}
+        times = best_times(calls, candidate.call.tensors()[0].device)
+        best = min(times, key=lambda name: times[name])
+    return built[best], forms[best]
+
+
+def _left(network: Exported) -> tuple[str, ...]:
+    """What torch computes beside the programs of a graph, in words."""
+    graph = network.network
+    programs = {n for n, m in graph.named_children() if isinstance(m, Program)}
+    if not isinstance(graph, fx.GraphModule) or not programs:
+        return ()
+    calls = [n for n in graph.graph.nodes if n.op.startswith("call") and n.target not in (*programs, getitem)]
+    names = [n.name if n.op == "call_function" else str(n.target) for n in calls]
+    return (f"{len(programs)} compiled programs, and by torch: {', '.join(names) or 'nothing'}",)
 
 
 def _race(networks: Mapping[str, nn.Module], call: Call, margin: float) -> tuple[str, dict[str, float]]:
@@ -177,8 +209,9 @@ def _followed(candidate: Candidate, plan: Plan) -> Exported:
         raise ValueError(f"the plan is of another model: this one has no layer {', '.join(missing)}")
     if plan.network == "dense":
         return Exported(candidate.dense, plan)
-    plan = replace(plan, traced=candidate.traced, removed=candidate.removed, notes=candidate.notes)
+    plan = replace(plan, traced=candidate.traced, removed=candidate.removed)
     network = candidate.build(layers, plan)
+    network.plan = replace(plan, notes=(*candidate.notes, *_left(network)))
     candidate.check(network)
     return network
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from powerprop.export.operations import FUNCTIONS, Operation, is_image, lanes_of
 __all__ = ["Program"]
 
 LANES = 16
+FEW_IMAGES = 6
+"""Fewer than this go one by one: in a group of sixteen most lanes would be idle."""
 ENTER, LEAVE, PRODUCT, DOT, POOL, POINTWISE, ADD, NORM, AFFINE, BORDER, PHASE = range(11)
 WHOLE = 28 << 10
 """Bytes of a tile's inputs that stay in the first cache while all outputs read them."""
@@ -63,12 +66,17 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        return -(-self.channels * self.channel // LANES) * LANES + 4 * LANES
+        return -(-self.channels * self.channel // LANES) * LANES + 5 * LANES
 
     @property
     def first(self) -> int:
-        """Where the first number that is no border is."""
-        return self.start + self.pad * (self.row + self.N)
+        """Where the first number that is no border is: at a whole vector, for runs that cross no line."""
+        return self.start + -(-self.outside // LANES) * LANES
+
+    @property
+    def outside(self) -> int:
+        """The numbers of the border before it."""
+        return self.pad * (self.row + self.N)
 
 
 View = tuple[int, int, int]
@@ -142,10 +150,16 @@ class Planner:
         self.used = 0
         self.pads: dict[tuple[int, int], int] = {}
         self.bordered: set[fx.Node] = set()
+        self.readers: dict[fx.Node, list[fx.Node]] = {}
 
     def plan(self, run: dict[fx.Node, Operation], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Plan:
         """The whole program: enter, every operation with what can be fused into it, leave."""
         self._find_pads(run)
+        for node, operation in run.items():
+            for source in operation.inputs:
+                self.readers.setdefault(source, []).append(node)
+        for node in outputs:  # read outside, too
+            self.readers.setdefault(node, []).append(node)
         skip: set[fx.Node] = set()
         for place, node in enumerate(inputs):
             self._put(node, Step(ENTER, None, self._buffer(node), extra=(place,)))
@@ -197,10 +211,10 @@ class Planner:
 
     def _place(self) -> int:
         """Buffers that are in use at different times share memory; returns the size of the arena."""
-        for time, step in enumerate(self.steps):
+        for now, step in enumerate(self.steps):
             for b in (step.x, step.y, step.add):
                 if b is not None:
-                    b.made, b.read = (time if b.made < 0 else b.made), time
+                    b.made, b.read = (now if b.made < 0 else b.made), now
         placed: list[Buffer] = []
         for b in sorted(self.buffers, key=lambda b: -b.size):
             others = sorted((o for o in placed if o.made <= b.read and b.made <= o.read), key=lambda o: o.start)
@@ -261,18 +275,23 @@ class Planner:
             x = y
         self.values[node] = x
 
+    def _only_reader(self, node: fx.Node) -> fx.Node | None:
+        """The operation that alone reads a value, if no other and nobody outside does."""
+        readers = [n for n in self.readers.get(node, []) if n is not node]
+        return readers[0] if len(self.readers.get(node, [])) == len(readers) == 1 else None
+
     def _relu_after(self, node: fx.Node, run: dict[fx.Node, Operation], skip: set[fx.Node]) -> tuple[fx.Node, int]:
         """The ReLU that alone reads a node, and 1; or the node and 0."""
-        user = _only_user(node)
-        if user in run and run[user].kind == "function" and run[user].values["name"] == "relu":
+        user = self._only_reader(node)
+        if user is not None and run[user].kind == "function" and run[user].values["name"] == "relu":
             skip.add(user)
             return user, 1
         return node, 0
 
     def _product(self, node: fx.Node, op: Operation, run: dict[fx.Node, Operation], skip: set[fx.Node]) -> None:
         """A product, with the addition and the ReLU that follow it."""
-        add, end, user = None, node, _only_user(node)
-        if user in run and run[user].kind == "add":
+        add, end, user = None, node, self._only_reader(node)
+        if user is not None and run[user].kind == "add":
             others = [n for n in run[user].inputs if n is not node]
             if len(others) == 1 and others[0] in self.values:
                 add, end = self.values[others[0]], user
@@ -304,7 +323,10 @@ class Planner:
         z = self._new(x.channels * count, y.height, y.width, pad)
         for i, first in enumerate(found - pad * stride):
             extra = (*stride.tolist(), *first.tolist(), x.height, x.width, count)
-            size, at = (y.height + 2 * pad, y.width + 2 * pad), (i * z.channel, z.channel, z.row)
+            size, at = (
+                (y.height + 2 * pad, y.width + 2 * pad),
+                (z.first - z.start - z.outside + i * z.channel, z.channel, z.row),
+            )
             self.steps.append(Step(PHASE, x, z, extra=extra, channels=x.channels, size=size, at=at))
         places = (entries.inputs * count + phase.reshape(-1)) * z.channel
         return z, places + shift @ np.array([z.row, self.N])
@@ -371,10 +393,6 @@ def _floats(tensor: Tensor) -> NDArray[np.float32]:
     return found
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
@@ -394,15 +412,34 @@ class Program(nn.Module):
         self._count = len(inputs)
         self._graph = (run, inputs, outputs)
         self._plans: dict[int, Plan] = {}
+        self._many: int | None = None
         self._arenas: dict[tuple[int, int], list[Tensor]] = {}
         self.plan_for(math.prod(shape_of(inputs[0])[: -len(self._tails[0])]))
 
     def plan_for(self, batch: int) -> Plan:
         """The plan of the group that suits a batch; made when it is first asked for."""
-        N = _group(batch, self.images)
+        if not self.images:
+            return self._plan(1 if batch == 1 else min(128, LANES * -(-batch // LANES)))
+        if batch < FEW_IMAGES:
+            return self._plan(1)
+        if self._many is None:
+            times = {N: self._time(self._plan(N)) for N in (1, LANES)}
+            self._many = min(times, key=lambda N: times[N])
+            del self._plans[LANES + 1 - self._many]
+        return self._plan(self._many)
+
+    def _plan(self, N: int) -> Plan:
         if N not in self._plans:
             self._plans[N] = Planner(N).plan(*self._graph)
         return self._plans[N]
+
+    def _time(self, plan: Plan) -> float:
+        """Seconds for sixteen images: one at a time activations stay in caches, together weights are read once."""
+        xs = [torch.ones(LANES, *tail) for tail in self._tails[: self._count]]
+        self._run(plan, xs, LANES, xs[0].shape[:1])
+        start = time.thread_time()
+        self._run(plan, xs, LANES, xs[0].shape[:1])
+        return time.thread_time() - start
 
     def forward(self, *xs: Tensor) -> Tensor | list[Tensor]:
         """The values that leave the part, from those that enter it."""
@@ -411,7 +448,11 @@ class Program(nn.Module):
             found: Tensor | list[Tensor] = self.twin(*xs)
             return found
         batch = math.prod(lead)
-        plan, threads = self.plan_for(batch), torch.get_num_threads()
+        ys = self._run(self.plan_for(batch), xs, batch, lead)
+        return ys if len(ys) > 1 else ys[0]
+
+    def _run(self, plan: Plan, xs: Sequence[Tensor], batch: int, lead: torch.Size) -> list[Tensor]:
+        threads = torch.get_num_threads()
         ys = [xs[0].new_empty((*lead, *tail)) for tail in self._tails[self._count :]]
         free = self._arenas.setdefault((plan.N, threads), [])
         arena = free.pop() if free else torch.zeros(plan.arena * threads)
@@ -429,7 +470,7 @@ class Program(nn.Module):
             threads,
         )
         free.append(arena)
-        return ys if len(ys) > 1 else ys[0]
+        return ys
 
     def _suits(self, xs: Sequence[Tensor], lead: torch.Size) -> bool:
         """True for plain float32 without gaps or gradients, of the shapes that were planned."""
@@ -441,10 +482,3 @@ class Program(nn.Module):
             if x.requires_grad and torch.is_grad_enabled():
                 return False
         return bool(lead.numel())
-
-
-def _group(batch: int, images: bool) -> int:
-    """How many inputs go through a program together: lanes for vectors, and weights read rarely."""
-    if images:
-        return 1 if batch < 6 else LANES
-    return 1 if batch == 1 else min(128, LANES * -(-batch // LANES))

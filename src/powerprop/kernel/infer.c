@@ -79,14 +79,14 @@ INLINE float apply(int64_t kind, float x) {
     }
 }
 #define EVERY(K) case K: for (int64_t i = 0; i < n; i++) y[i] = apply(K, x[i]); break;
-CLONES static void pointwise(int64_t kind, const float *x, float *y, int64_t n) {
+CLONES static void pointwise(int64_t kind, const float *x, float *restrict y, int64_t n) {
     switch (kind) { EVERY(RELU) EVERY(GELU) EVERY(GELU_TANH) EVERY(SILU) EVERY(HARDSWISH) EVERY(SIGMOID) EVERY(TANH) EVERY(RELU6) }
 }
-CLONES static void sum(const float *x, const float *z, float *y, int64_t n, int relu) {
+CLONES static void sum(const float *x, const float *z, float *restrict y, int64_t n, int relu) {
     if (relu) for (int64_t i = 0; i < n; i++) { float s = x[i] + z[i]; y[i] = s < 0 ? 0 : s; }
     else for (int64_t i = 0; i < n; i++) y[i] = x[i] + z[i];
 }
-CLONES static void scaled(const float *x, float *y, int64_t n, float a, float b) {
+CLONES static void scaled(const float *x, float *restrict y, int64_t n, float a, float b) {
     for (int64_t i = 0; i < n; i++) y[i] = a * x[i] + b;
 }
 
@@ -119,8 +119,9 @@ INLINE void turn8(const float *x, int64_t x_row, float *y, int64_t y_row) {
 /* y[j][i] = x[i][j] for n rows of m */
 CLONES static void transpose(const float *x, int64_t x_row, float *y, int64_t y_row, int64_t n, int64_t m) {
     int64_t whole = n / 8 * 8, wide = m / 8 * 8;
-    for (int64_t j = 0; j < wide; j += 8)
-        for (int64_t i = 0; i < whole; i += 8) turn8(x + i * x_row + j, x_row, y + j * y_row + i, y_row);
+    for (int64_t top = 0; top < whole; top += 64) /* in squares, so that lines are read and written as wholes */
+        for (int64_t j = 0; j < wide; j += 8)
+            for (int64_t i = top; i < whole && i < top + 64; i += 8) turn8(x + i * x_row + j, x_row, y + j * y_row + i, y_row);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = i < whole ? wide : 0; j < m; j++) y[j * y_row + i] = x[i * x_row + j];
 }
@@ -193,21 +194,28 @@ CLONES static void dot(const Step *s, const Call *c) {
 }
 
 /* Maximum or mean of windows; a: kernel, stride, padding (height, width each), whether padding counts, height of x, width of x */
-enum { MOST, MEAN };
-INLINE void pooled_row(const Step *s, const float *x, int64_t x_row, float *y, int64_t h, int64_t n, int64_t high, int64_t wide,
-                       const int64_t step, const int kind) {
+enum { MOST, MEAN, WIDEST = 2048 };
+INLINE float more(int kind, float a, float b) { return kind == MEAN ? a + b : (b > a || b != b) ? b : a; }
+INLINE void pooled_row(const Step *s, const float *x, int64_t x_row, float *restrict y, int64_t h, const int64_t n, int64_t high,
+                       int64_t wide, const int64_t step, const int kind) {
     int64_t h0 = h * s->a[2] - s->a[4], w0 = -s->a[5], W = s->width;
+    int64_t first = h0 < 0 ? -h0 : 0, end = high - h0 < s->a[0] ? high - h0 : s->a[0];
+    float column[WIDEST];
+    const float *rows = x + h0 * x_row;
+    if (n == 1 && wide <= WIDEST) { /* the columns first, whose numbers lie side by side */
+        for (int64_t w = 0; w < wide; w++) column[w] = kind == MOST ? -INFINITY : 0;
+        for (int64_t i = first; i < end; i++)
+            for (int64_t w = 0; w < wide; w++) column[w] = more(kind, column[w], rows[i * x_row + w]);
+        rows = column, first = 0, end = 1;
+    }
     for (int64_t i = 0; i < W * n; i++) y[i] = kind == MOST ? -INFINITY : 0;
-    for (int64_t i = h0 < 0 ? -h0 : 0; i < s->a[0] && h0 + i < high; i++)
+    for (int64_t i = first; i < end; i++)
         for (int64_t j = 0; j < s->a[1]; j++) {
-            const float *in = x + (h0 + i) * x_row + (w0 + j) * n;
-            int64_t first = w0 + j < 0 ? (-(w0 + j) + step - 1) / step : 0, last = W;
-            while (last > first && w0 + j + (last - 1) * step >= wide) last--;
-            for (int64_t w = first; w < last; w++)
-                for (int64_t l = 0; l < n; l++) {
-                    float a = in[w * step * n + l], b = y[w * n + l];
-                    y[w * n + l] = kind == MEAN ? b + a : (a > b || a != a) ? a : b;
-                }
+            const float *in = rows + i * x_row + (w0 + j) * n;
+            int64_t from = w0 + j < 0 ? (-(w0 + j) + step - 1) / step : 0, to = (wide - w0 - j + step - 1) / step;
+            to = to < W ? to : W;
+            for (int64_t w = from; w < to; w++)
+                for (int64_t l = 0; l < n; l++) y[w * n + l] = more(kind, y[w * n + l], in[w * step * n + l]);
         }
     if (kind == MEAN)
         for (int64_t w = 0; w < W; w++) {
