@@ -311,7 +311,7 @@ def test_what_powerprop_adds(tmp_path: Path) -> None:
     rows = fake_rows(cfg, tmp_path, 0.5)
     for row in rows.where(alpha=cfg.alpha):
         row["accuracies"] = {"task-incremental": [[0.6], [0.6, 0.7]]}
-    head = twins_headline(cfg, measure(cfg, rows, {pair: Choice() for pair in trainings(cfg)}))
+    head = twins_headline(cfg, measure(cfg, rows, {pair: Choice() for pair in trainings(cfg)}), "")
     assert head is not None
     assert head.ours == "EWC +15.00 points"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
+import runs
 import standin
 from powerprop.continual import EWC, SI, VCL, EfficientPackNet, Elbo, Laplace, Naive, Strategy, load_learner
-from powerprop_paper import data, pages
+from powerprop_paper import data
 from powerprop_paper.cli import main
 from powerprop_paper.data import Images
 from powerprop_paper.experiments import generative
@@ -40,7 +38,7 @@ from powerprop_paper.experiments.generative import (
 )
 from powerprop_paper.models import TaskVAE, task_vae
 from powerprop_paper.report import Curve, Grid, image_grids, panels
-from powerprop_paper.run import Row, Rows, Run, RunError
+from powerprop_paper.run import Row, Rows, RunError
 
 SMOKE = MNIST["smoke"]
 pytestmark = [
@@ -188,19 +186,10 @@ def test_vcl_draws_only_what_is_protected() -> None:
 # --- the experiment -----------------------------------------------------------------------------------------------
 
 
-def made(name: str, config: Config, out: Path) -> dict[str, Any]:
-    """Run an experiment, write its page, and return what summary.json says."""
-    experiment = EXPERIMENTS[name]
-    with Run(experiment, "smoke", config, out, workers=1, console=Console(file=io.StringIO())) as run:
-        pages.write(experiment.main(config, run), run)
-    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return summary
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_smoke(name: str, tmp_path: Path, images: None) -> None:
     config = EXPERIMENTS[name].presets["smoke"]
-    sections = made(name, config, tmp_path)["sections"]
+    sections = runs.run_smoke(EXPERIMENTS[name], tmp_path)["sections"]
     [table], [choices] = sections[0]["tables"], sections[3]["tables"]
     rows = {row[0]: row for row in table["rows"]}
     assert list(rows) == [Method(each).label for each in METHODS]
@@ -280,7 +269,7 @@ def test_powers_strengths_and_dampings_are_chosen_for_each_method() -> None:
 def test_a_run_trains_with_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: None) -> None:
     monkeypatch.setattr(generative, "tune", lambda cfg, folder, progress, strength, **_: {"validation": strength - 99})
     config = replace(SMOKE, methods=("EWC",), strengths=(1.0, 7.0, 3.0), dampings=(0.0,), tasks=1)
-    made("generative", config, tmp_path)
+    runs.run_smoke(EXPERIMENTS["generative"], tmp_path, config)
     assert [path.name for path in (tmp_path / "jobs/learn").iterdir()] == [
         "strategy=EWC,alpha=1,strength=7,damping=0,seed=0"
     ]
@@ -351,7 +340,7 @@ def test_bad_settings() -> None:
 
 def test_a_character_without_images_is_an_error(tmp_path: Path, images: None) -> None:
     with pytest.raises(RunError, match="no .* image is of"):
-        made("generative", replace(SMOKE, images=4, validation=2), tmp_path / "run")
+        runs.run_smoke(EXPERIMENTS["generative"], tmp_path / "run", replace(SMOKE, images=4, validation=2))
     assert not (tmp_path / "run").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -13,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
-from powerprop_paper import pages
+import runs
 from powerprop_paper.data import DataNotFound
 from powerprop_paper.experiments import imagenet, lost_runs
 from powerprop_paper.experiments.imagenet import (
@@ -38,7 +36,7 @@ from powerprop_paper.experiments.imagenet.cells import EXTREME, TABLE_1, TABLE_2
 from powerprop_paper.models import resnet50
 from powerprop_paper.pages import Section
 from powerprop_paper.report import Mean
-from powerprop_paper.run import Row, Rows, Run
+from powerprop_paper.run import Row, Rows
 
 # --- the protocol -----------------------------------------------------------------------------------------------
 
@@ -181,19 +179,17 @@ def test_bad_settings_are_repeated(change: dict[str, object], message: str) -> N
 # --- the whole --------------------------------------------------------------------------------------------------
 
 
-def run_here(config: Config, out: Path) -> Run:
-    """Run and write the page, in this process."""
-    console = Console(file=io.StringIO())
-    with Run(EXPERIMENTS["imagenet"], "smoke", config, out, workers=1, console=console) as run:
-        pages.write(imagenet.main(config, run), run)
-    return run
+def run_here(config: Config, out: Path) -> tuple[dict[str, Any], Rows]:
+    """Run and write the page, in this process; what it says, and its rows."""
+    summary = runs.run_smoke(EXPERIMENTS["imagenet"], out, config)
+    read = [json.loads(path.read_text()) for path in out.glob("jobs/train/*/row.json")]
+    return summary, runs.rows_of({**each["settings"], **each["result"]} for each in read)
 
 
 def test_smoke(at_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From JPEG files to the report: every kind of cell, one-shot curves, FLOPs, resumed by doing nothing."""
-    rows = Rows(run_here(PRESETS["smoke"], tmp_path).rows.values())
+    summary, rows = run_here(PRESETS["smoke"], tmp_path)
     assert {row["cell"] for row in rows} == {each.name for each in PRESETS["smoke"].trainings}
-    summary = json.loads((tmp_path / "summary.json").read_text())
     tables = {table["title"]: table for section in summary["sections"] for table in section["tables"]}
     shown = {row[0]: row for row in tables["Accuracy of sparse networks"]["rows"]}
     assert shown["RigL"][4] == "72.0 ± 0.05"
@@ -209,8 +205,7 @@ def test_smoke(at_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"training.svg", "oneshot.svg", "smallest.svg"}
     assert "This is not ImageNet" in (tmp_path / "report.html").read_text()
     monkeypatch.setattr(imagenet, "fit", lambda *_, **__: pytest.fail("trained again"))
-    run_here(PRESETS["smoke"], tmp_path)
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert run_here(PRESETS["smoke"], tmp_path)[0] == summary
 
 
 ITERATIVE = replace(
@@ -248,8 +243,7 @@ def test_a_job_that_diverged_is_done(at_pictures: Path, tmp_path: Path, monkeypa
         return model
 
     monkeypatch.setattr(imagenet, "build", broken)
-    run = run_here(replace(ITERATIVE, seeds=1), tmp_path)
-    [row] = run.rows.values()
+    _, [row] = run_here(replace(ITERATIVE, seeds=1), tmp_path)
     assert "NaN among its weights, so that no mask can be chosen" in row["diverged"]
     assert "iterative uniform 0.9, seed 0: " in (tmp_path / "report.html").read_text()
 

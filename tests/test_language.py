@@ -236,7 +236,7 @@ def test_the_headline_is_of_the_best_power() -> None:
     nats = ([1.7, 2.0], [1.72, 1.9], [1.73, 1.8])
     rows = Rows(row(method, 4e-3, 1.6, pruned) for method, pruned in zip(methods, nats, strict=True))
     lrs = {(16, method): 4e-3 for method in methods}
-    stats, found = oneshot.verdict_of(config, rows, lrs)
+    stats, found = oneshot.verdict_of(config, oneshot.networks(config, rows, lrs))
     assert found is not None
     assert found.what.startswith("Powerprop, α = 2 against AdamW")
     assert found.ours == "dense 1.600 against 1.600; pruned 1.800 against 2.000"

@@ -93,8 +93,8 @@ def test_divergence_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         real(model, optimizer, *arguments, **options)
 
     monkeypatch.setattr(experiments, "fit", diverging)
-    presets = {"smoke": replace(MNIST["smoke"], lrs=(0.5,), seeds=1)}
-    summary = runs.run_smoke(replace(EXPERIMENTS["mnist-oneshot"], presets=presets), tmp_path)
+    config = replace(MNIST["smoke"], lrs=(0.5,), seeds=1)
+    summary = runs.run_smoke(EXPERIMENTS["mnist-oneshot"], tmp_path, config)
     assert list(summary["jobs"]["diverged"].values()) == ["the loss is nan at step 3"]
     assert [each[0] for each in summary["sections"][0]["tables"][0]["rows"]] == ["baseline (α = 1)"]
 
@@ -143,11 +143,14 @@ def test_a_row_of_ordinary_weights_under_a_penalty() -> None:
     weak, strong = config.candidates(LASSO)
     tuning = Rows([row(LASSO, weak, 0, [0.1, 0.2, 0.9]), row(LASSO, strong, 0, [0.4, 0.5, 0.9])])
     assert oneshot.choose(config, LASSO, tuning) == strong
-    penalised = MethodRows(config, LASSO, strong, tuning)
+    penalised = MethodRows(config, LASSO, strong, Rows(tuning[1:]))
     assert (penalised.label, penalised.plain) == ("α = 1 with an L1 penalty", True)
     base = MethodRows(config, PLAIN, rate(0.1), Rows([row(PLAIN, rate(0.1), 0, [0.1, 0.2, 0.9])]))
     best = MethodRows(config, SQUARE, rate(0.1), Rows([row(SQUARE, rate(0.1), 0, [0.1, 0.2, 0.9])]))
-    assert oneshot.baseline_and_best([base, penalised, best]) == (base, best)
+    _, head, _ = oneshot.verdict_of([base, penalised, best], "")
+    assert head is not None
+    assert head.what.startswith("α = 2 against baseline (α = 1)")
+    assert head.ours.endswith("(α = 1 with an L1 penalty: +30.0)")
 
 
 def test_measured_methods_leave_out_diverged_seeds() -> None:
@@ -160,8 +163,9 @@ def test_measured_methods_leave_out_diverged_seeds() -> None:
     assert (len(base.rows.finished), base.rows.lost) == (1, 1)
     assert best.at([1]).mean == pytest.approx(0.7)
     assert best.at([0, 1]).mean == pytest.approx(0.5)
-    assert oneshot.largest_gain(base, best) == (pytest.approx(0.4), config.grid[1])
-    assert oneshot.mean_gain(base, best) == pytest.approx(0.4)
+    stats, _, numbers = oneshot.verdict_of([base, best], "")
+    assert numbers["gain"] == pytest.approx(0.4)
+    assert stats[1] == ("largest gain", "+40.0 points", "at 10.0% kept")
     caption = oneshot.accuracy_section(config, [base, best]).tables[0].caption
     assert caption.endswith("1 runs diverged.")
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from powerprop.batches import Part
-from powerprop.continual.hat import HAT
+from powerprop.continual.combine import having
 from powerprop.continual.objective import Classification
-from powerprop.continual.packing.task_inference import SubnetworkStrategy
 from powerprop.continual.strategy import Progress, Strategy
 from powerprop.continual.task import Prediction, Scenario, Task, check_distinct, check_scenario
 
@@ -168,7 +167,7 @@ def _rows(learner: Strategy, length: int, scenarios: Sequence[Scenario]) -> dict
 
 def _check_future(learner: Strategy, scenarios: Sequence[Scenario]) -> None:
     missing = None if learner.objective.shared_outputs else "classes among the outputs"
-    missing = "sub-network" if isinstance(learner, (HAT, SubnetworkStrategy)) else missing
+    missing = "sub-network" if having(type(learner), "keeps answers") else missing
     if missing and "task-incremental" in scenarios:
         text = f"a task has no {missing} before it is learned, so that with future=True scenarios must be others than"
         raise ValueError(f"{text} task-incremental, got {', '.join(scenarios)}")

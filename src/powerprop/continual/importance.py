@@ -210,13 +210,16 @@ def diagonal_fisher(
     def of_batch(loss: Callable[[Model, Any, int], Tensor], batch: Any) -> Tensor:
         return loss(seen, batch, task)
 
+    def natural(batch: Any) -> Any:
+        return objective.natural(objective.outputs(seen, batch, task))
+
     seen, rest = module if model is None else model, iter(batches)
     first = list(islice(rest, 1))
     batches = chain(first, rest)
     if not first or labels == "empirical":
         losses: list[Loss] = [partial(of_batch, objective.loss)]
     elif _has_natural(objective):
-        losses = _natural(objective, module, seen, first[0], task)
+        losses = _columns(natural, module, first[0])
     elif not isinstance(objective, Classification):
         losses = [partial(of_batch, each) for each in objective.information()]
     else:
@@ -258,16 +261,12 @@ def _has_natural(objective: Objective) -> bool:
     return type(objective).natural is not Objective.natural
 
 
-def _natural(objective: Objective, module: nn.Module, model: Model, first: Any, task: int) -> list[Loss]:
-    """One function for every number whose squared gradients count; a batch tells how many there are."""
-
-    def numbers(batch: Any) -> Tensor:
-        found = objective.natural(objective.outputs(model, batch, task))
-        assert found is not None
-        return found
+def _columns(numbers: Callable[[Any], Any], module: nn.Module, first: Any) -> list[Loss]:
+    """A loss for each of the numbers that every input of a batch has; the first batch tells how many there are."""
 
     def mean_of(k: int, batch: Any) -> Tensor:
-        return numbers(batch)[:, k].mean()
+        mean: Tensor = numbers(batch)[:, k].mean()
+        return mean
 
     with evaluating(module), torch.no_grad():
         return [partial(mean_of, k) for k in range(numbers(first).shape[1])]
@@ -276,25 +275,26 @@ def _natural(objective: Objective, module: nn.Module, model: Model, first: Any, 
 def _surprises(objective: Classification, module: nn.Module, model: Model, labels: Labels, first: Any) -> list[Loss]:
     """-log p of the drawn label, or of the likeliest; or √p · -log p of each, whose squares have the mean over all."""
 
-    def log_p(x: Tensor) -> Tensor:
-        return objective.compared(model(x)).log_softmax(1)
+    def log_p(batch: Any) -> Tensor:
+        return _outputs(objective, model, objective.inputs(batch)).log_softmax(1)
 
-    def of_label(k: int, batch: Any) -> Tensor:
-        own = log_p(objective.inputs(batch))[:, k]
-        return -(own.detach().mul(0.5).exp() * own).mean()
+    def weighed(batch: Any) -> Tensor:
+        own = log_p(batch)
+        return -(own.detach().mul(0.5).exp() * own)
 
+    if labels == "expected":
+        return _columns(weighed, module, first)
     if labels == "predicted":
-        return [lambda batch: -log_p(objective.inputs(batch)).max(1).values.mean()]
-    if labels == "sampled":
-        return [lambda batch: F.cross_entropy(objective.compared(model(batch[0])), batch[1])]
-    with evaluating(module), torch.no_grad():
-        return [partial(of_label, k) for k in range(_told_apart(log_p(objective.inputs(first))))]
+        return [lambda batch: -log_p(batch).max(1).values.mean()]
+    return [lambda batch: F.cross_entropy(_outputs(objective, model, batch[0]), batch[1])]
 
 
-def _told_apart(outputs: Tensor) -> int:
-    if outputs.shape[1] < 2:
-        raise ValueError(f"a class is told from others: expected two or more outputs, got {outputs.shape[1]}")
-    return outputs.shape[1]
+def _outputs(objective: Classification, model: Model, x: Tensor) -> Tensor:
+    """Those that are compared."""
+    found: Tensor = objective.compared(model(x))
+    if found.shape[1] < 2:
+        raise ValueError(f"a class is told from others: expected two or more outputs, got {found.shape[1]}")
+    return found
 
 
 def _classified(objective: Classification, batch: Any) -> Any:
@@ -313,6 +313,5 @@ def _labelled(
     for batch in batches:
         x = objective.inputs(batch)
         with torch.no_grad():
-            p = objective.compared(model(x)).softmax(1)
-        _told_apart(p)
+            p = _outputs(objective, model, x).softmax(1)
         yield x, torch.multinomial(p.cpu(), 1, generator=generator)[:, 0].to(p.device)

@@ -17,7 +17,6 @@ from powerprop.continual.data import all_tensors, drawing_from, take_rows
 from powerprop.select import matches, name_patterns
 
 __all__ = [
-    "AsTask",
     "channels",
     "check_protect",
     "inputs_noted",
@@ -31,19 +30,6 @@ __all__ = [
     "units_seen",
     "warn_of_loose",
 ]
-
-
-class AsTask:
-    """A model that takes the task, as a function of the inputs alone; its attributes are the model's."""
-
-    def __init__(self, model: nn.Module, task: int) -> None:
-        self._model, self._task = model, task
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return self._model(*inputs, self._task, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 @contextmanager

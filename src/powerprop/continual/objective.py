@@ -15,8 +15,8 @@ from powerprop.continual.data import count_rows
 from powerprop.continual.task import Prediction, are_labels, entropy, no_answers
 
 __all__ = [
-    "OBJECTIVES", "Classification", "Elbo", "Function", "Model", "MultiLabel", "Objective", "OneVsRest", "Regression",
-    "as_objective", "binary_cross_entropy",
+    "OBJECTIVES", "Called", "Classification", "Elbo", "Function", "Model", "MultiLabel", "Objective", "OneVsRest",
+    "Regression", "as_objective", "binary_cross_entropy",
 ]  # fmt: skip
 
 Model = Callable[..., Any]
@@ -74,9 +74,14 @@ class Objective:
     def outputs(self, model: Model, batch: Any, task: int) -> Any:
         """What the network answers to a batch: by default all that it answers while the loss is computed, or what it
         says to the inputs where a class has `inputs` or `information` of its own."""
-        heard = Heard(model)
-        self.loss(heard, batch, task)
-        return heard.answers
+        answers: list[Any] = []
+
+        def noted(*inputs: Any, **named: Any) -> Any:
+            answers.append(model(*inputs, **named))
+            return answers[-1]
+
+        self.loss(Called(model, noted), batch, task)
+        return answers
 
     def uncertainty(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """How unsure the network of a task is of each input, by which the task of an input is inferred."""
@@ -115,16 +120,14 @@ class Objective:
         return {}
 
 
-class Heard:
-    """A model whose answers are noted while somebody calls it; its attributes are the model's."""
+class Called:
+    """A model that is called in another way; its attributes are the model's."""
 
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self._model = model
-        self.answers: list[Any] = []
+    def __init__(self, model: Model, call: Callable[..., Any]) -> None:
+        self._model, self._call = model, call
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        self.answers.append(self._model(*inputs, **named))
-        return self.answers[-1]
+        return self._call(*inputs, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual.combine import all_arguments, call_hooks
+from powerprop.continual.history import Learned
 from powerprop.continual.objective import OBJECTIVES, Objective
 from powerprop.files import read_tensors, write_tensors
 from powerprop.masks import Masks, pack, unpack
@@ -123,7 +124,10 @@ def take_up(learner: Any, tensors: Mapping[str, Tensor], data: Mapping[str, Any]
 
 def _put(learner: Any, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     load_weights(learner.model, learner.optimizer, tensors)
-    learner.remember_tasks(data["tasks"], data["records"], data["visits"])
+    learner.tasks = [Learned(name, None if own is None else tuple(own), id) for name, own, id in data["tasks"]]
+    learner.records, learner.visits, learner.now = dict(data["records"]), data["visits"], None
+    for number, learned in enumerate(learner.tasks):
+        learner.objective.begin(number, learned.classes)
     for name, part in learner.parts.items():
         part.load_state(below(name, tensors), data["parts"][name])
 
@@ -239,10 +243,12 @@ def _state_now(learner: Any) -> State:
     tensors |= _above("own", {name: p.detach() for name, p in trained.items() if name not in of_model})
     for kind, masks in (("active", optimizer.active), ("trainable", optimizer.trainable)):
         tensors |= _above(kind, {name: pack(mask) for name, mask in masks.items() if not mask.all()})
+    groups = _groups(learner, trained)
+    settings = {name: {k: v for k, v in group.items() if isinstance(v, PLAIN)} for name, group in groups.items()}
     data: dict[str, Any] = {
         "id": now.id, "name": now.name, "classes": now.classes, "steps": now.steps, "phase": now.phase,
         "step": now.step, "losses": [float(learner.tally.total), learner.tally.count], "optimizer": plain,
-        "groups": _groups(learner, trained), "methods": values,
+        "groups": settings, "methods": values,
     }  # fmt: skip
     return tensors, data
 
@@ -261,7 +267,8 @@ def _go_on(learner: Any, saved: Mapping[str, Tensor], data: Mapping[str, Any]) -
         trained[name].detach().copy_(tensor)
     learner.optimizer.set_masks(*(_masks(learner, below(kind, tensors)) for kind in ("active", "trainable")))
     Moments(trained, learner.optimizer).load_state(below("optimizer", tensors), data["optimizer"])
-    _set_groups(learner, trained, data["groups"])
+    for name, group in _groups(learner, trained).items():
+        group.update(data["groups"].get(name, {}))
     now.phase, now.step, now.generators = data["phase"], data["step"], {}
     for purpose, state in below("generator", tensors).items():
         learner.generator(purpose).set_state(state)
@@ -336,17 +343,9 @@ def _masks(learner: Any, packed: Mapping[str, Tensor]) -> Masks | None:
 
 
 def _groups(learner: Any, trained: Mapping[str, nn.Parameter]) -> dict[str, dict[str, Any]]:
-    """The settings of every group, such as a rate that a scheduler has changed, by its first parameter."""
-    names = {id(parameter): name for name, parameter in trained.items()}
-    named = [(names.get(id(g["params"][0])), g) for g in learner.optimizer.param_groups if g["params"]]
-    return {n: {k: v for k, v in g.items() if isinstance(v, PLAIN)} for n, g in named if n is not None}
-
-
-def _set_groups(learner: Any, trained: Mapping[str, nn.Parameter], saved: Mapping[str, dict[str, Any]]) -> None:
-    firsts = {id(trained[name]): settings for name, settings in saved.items() if name in trained}
-    for group in learner.optimizer.param_groups:
-        if group["params"]:
-            group.update(firsts.get(id(group["params"][0]), {}))
+    """Every group of the optimiser by the name of its first parameter."""
+    firsts = {g["params"][0]: g for g in learner.optimizer.param_groups if g["params"]}
+    return {name: firsts[parameter] for name, parameter in trained.items() if parameter in firsts}
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,8 +19,7 @@ from powerprop.continual.combine import call_hooks, check_combination, having
 from powerprop.continual.data import Missing, Source, derived_seed, drawing_from, join_rows, number_of, to_device
 from powerprop.continual.freezing import SharedFreezer
 from powerprop.continual.history import Learned, Now, Rehearsal, TaskId, next_task, place_of
-from powerprop.continual.layers import AsTask
-from powerprop.continual.objective import Classification, Model, Objective, as_objective
+from powerprop.continual.objective import Called, Classification, Model, Objective, as_objective
 from powerprop.continual.ownership import OptimizerFactory
 from powerprop.continual.task import Task
 from powerprop.eval_mode import evaluating
@@ -37,7 +36,7 @@ __all__ = [
 Progress = Callable[[str, int, float], None]
 """Hears the phase of the work, its step and the mean loss since it last heard."""
 KINDS: dict[str, type[Strategy]] = {}
-"""All methods by name, those from outside too; the first that has a name keeps it."""
+"""All methods by name, those from outside too; the names of those here cannot be taken."""
 HEARD_EVERY = 100
 LEAST_WEIGHT = 1e-6
 """Of the loss, for the task in hand; less is rounding."""
@@ -132,8 +131,9 @@ class Strategy:
         super().__init_subclass__(**options)
         check_combination(cls)
         abstract = any(getattr(each, "__isabstractmethod__", False) for each in vars(cls).values())
-        if not abstract and not hasattr(cls, "strategies"):  # those of `combine` take their options by part
-            KINDS.setdefault(cls.__name__, cls)
+        own = KINDS[cls.__name__].__module__.startswith("powerprop.") if cls.__name__ in KINDS else False
+        if not (abstract or own or hasattr(cls, "strategies")):  # those of `combine` take their options by part
+            KINDS[cls.__name__] = cls
 
     # --- the loop: begin, steps, end ----------------------------------------------------------------------------
 
@@ -361,8 +361,8 @@ class Strategy:
 
     def bound(self, task: int | None, model: nn.Module | None = None) -> Model:
         """The model, or one like it, as a function of the inputs alone."""
-        model = model or self.model
-        return AsTask(model, task or 0) if self.sees_task else model
+        one = model or self.model
+        return Called(one, lambda *inputs, **named: one(*inputs, task or 0, **named)) if self.sees_task else one
 
     @property
     def sees_task(self) -> bool:
@@ -566,13 +566,6 @@ class Strategy:
         ownership.claim(self, self._model)
         with content_of(path, "a learner that this one can become"):
             saving.take_up(self, *saving.read_learner(path), given={})
-
-    def remember_tasks(self, tasks: Sequence[Sequence[Any]], records: Mapping[str, Any], visits: int) -> None:
-        """These are the tasks that were learned, and what was written down about them."""
-        self.tasks = [Learned(name, None if own is None else tuple(own), id) for name, own, id in tasks]
-        self.records, self.visits, self.now = dict(records), visits, None
-        for number, learned in enumerate(self.tasks):
-            self.objective.begin(number, learned.classes)
 
 
 class Naive(Strategy):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,20 @@ from powerprop_paper.train import (
 
 C = TypeVar("C")
 Columns = Iterable[tuple[str | Column, Callable[[Any], Value]]]
+
+
+class Story(NamedTuple):
+    """The words of a page.
+
+    full: the settings of the paper, where a run is held against them.
+    printed: what the paper reports: a sentence, or a benchmark and methods of its table of class-incremental learning.
+    """
+
+    title: str
+    paper: str
+    intro: str
+    full: Any = None
+    printed: Any = ""
 
 
 @dataclass(frozen=True, kw_only=True)

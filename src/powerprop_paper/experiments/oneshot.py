@@ -33,7 +33,7 @@ import powerprop as pp
 from powerprop.files import replacing
 from powerprop.select import select
 from powerprop_paper import data, models, pruning
-from powerprop_paper.experiments import Columns, ImageSettings, best, table, train_images
+from powerprop_paper.experiments import Columns, ImageSettings, Story, best, table, train_images
 from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat
 from powerprop_paper.pruning import LAYERWISE, SEEN, PruneMode, inside, layerwise_masks, weights_of
 from powerprop_paper.report import Curve, Mean, Point, pruning_curves, scatter, weight_change
@@ -44,6 +44,7 @@ from powerprop_paper.train import Precision, local_device, triangle
 TARGETS: Final = "targets"
 DIRECT, LASSO = "direct", "lasso"
 """Trained through virtual targets, on φ itself, and with ordinary weights under a penalty λ|w|."""
+RIVAL = "α = 1 with an L1 penalty"
 SURVIVORS, SAMPLED = 0.1, 10_000
 """The fraction kept in figures 2c and 2d, 90% sparsity, and the number of weights drawn there."""
 RANGES = ((0.05, 0.2), (0.03, 0.1))
@@ -339,16 +340,6 @@ def rows_of(rows: Rows, method: Method, candidate: Candidate) -> Rows:
 # The page.
 
 
-class Story(NamedTuple):
-    """The words of a page; `full` are the settings of the paper, `printed` is what it says of the gain."""
-
-    title: str
-    paper: str
-    intro: str
-    full: Config
-    printed: str = "shown in a figure, no value printed"
-
-
 @dataclass(frozen=True)
 class MethodRows:
     """A method with a candidate, and its seeds; the lesser of two forms of the same power is drawn plain."""
@@ -359,17 +350,21 @@ class MethodRows:
     rows: Rows
 
     @property
+    def rival(self) -> bool:
+        """True for ordinary weights under a penalty λ|w|."""
+        return self.method.parametrization == LASSO
+
+    @property
     def plain(self) -> bool:
         """How it is drawn."""
-        form = self.method.parametrization
-        return form == LASSO or (form == DIRECT and len(self.cfg.parametrization) > 1)
+        return self.rival or (self.method.parametrization == DIRECT and len(self.cfg.parametrization) > 1)
 
     @property
     def label(self) -> str:
         """The method in words."""
         alpha, form = self.method
-        if form == LASSO:
-            return "α = 1 with an L1 penalty"
+        if self.rival:
+            return RIVAL
         if self.cfg.optimiser == "sgd":
             return "baseline (α = 1)" if alpha == 1 else f"α = {alpha:g}"
         way = {TARGETS: "through virtual targets", DIRECT: "on φ directly"}[form]
@@ -379,7 +374,7 @@ class MethodRows:
     def settings(self) -> str:
         """The candidate in words."""
         lr, decay = self.candidate
-        if self.method.parametrization == LASSO:
+        if self.rival:
             return f"λ = {decay:g}"
         return f"lr {lr:g}" + (f", decay {decay:g}" if self.cfg.decays else "")
 
@@ -441,13 +436,6 @@ def main(cfg: Config, run: Run, story: Story) -> Page:
 def jobs(pairs: Iterable[tuple[Method, Candidate]], seeds: int) -> list[dict[str, Any]]:
     """The settings of trainings: methods with candidates, from every seed."""
     return [{**method._asdict(), **each._asdict(), "seed": seed} for method, each in pairs for seed in range(seeds)]
-
-
-def baseline_and_best(measured: Sequence[MethodRows]) -> tuple[MethodRows, MethodRows] | None:
-    """The method with α = 1, and the one with α > 1 that scores best on validation images, if both were run."""
-    base = next((m for m in measured if m.method.alpha == 1), None)
-    others = [m for m in measured if m.method.alpha > 1]
-    return (base, max(others, key=lambda m: average(m.rows))) if base and others else None
 
 
 def extent(cfg: Config) -> str:
@@ -592,7 +580,7 @@ def frontier_section(cfg: Config, every: Rows) -> Section:
     """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
     points, lost = [], []
     for m in (MethodRows(cfg, *pair, rows_of(every, *pair)) for pair in cfg.tried):
-        power = "L1" if m.method.parametrization == LASSO else f"α = {m.method.alpha:g}"
+        power = "L1" if m.rival else f"α = {m.method.alpha:g}"
         name = f"{power}, {m.candidate.lr:g}" + (f", {m.candidate.decay:g}" if cfg.decays else "")
         points += [Point(name, 100 * m.dense.mean, m.band, m.method.alpha)] if m.rows.finished else []
         lost += [f"{name} ({m.rows.lost} of {len(m.rows)})"] if m.rows.lost else []
@@ -615,72 +603,67 @@ def frontier_section(cfg: Config, every: Rows) -> Section:
     return Section("What a learning rate buys", text, [picture] if points else [])
 
 
-def verdict_of(
-    measured: Sequence[MethodRows], printed: str
-) -> tuple[list[Stat], Headline | None, dict[str, float]]:  # fmt: skip
-    """The numbers at the top; the largest gain, which the paper speaks of, and the mean over the band."""
-    if (pair := baseline_and_best(measured)) is None:
+def verdict_of(measured: Sequence[MethodRows], printed: str) -> tuple[list[Stat], Headline | None, dict[str, float]]:
+    """The numbers at the top: of the power that scores best on validation images, and of the baseline.
+
+    The largest gain, which the paper speaks of, and the mean over the band.
+    """
+    base = next((m for m in measured if m.method.alpha == 1), None)
+    powers = [m for m in measured if m.method.alpha > 1]
+    if base is None or not powers:
         return [], None, {}
-    base, best = pair
-    gain, (peak, kept), band = mean_gain(base, best), largest_gain(base, best), percents(base.cfg.band)
+    best = max(powers, key=lambda m: average(m.rows))
+    gains, band = best.curve("test").mean - base.curve("test").mean, percents(base.cfg.band)
+    peak, kept = 100 * float(gains.max()), base.cfg.grid[int(gains.argmax())]
+    gain, *rivals = (each.band.mean - base.band.mean for each in (best, *(m for m in measured if m.rival)))
     stats = [
         Stat("gain over the baseline", f"{100 * gain:+.1f} points", f"mean over {band} of the weights kept"),
-        Stat("largest gain", f"{100 * peak:+.1f} points", f"at {kept:.1%} kept"),
+        Stat("largest gain", f"{peak:+.1f} points", f"at {kept:.1%} kept"),
         *(Stat(m.label, f"{m.band.mean:.1%}", f"dense {m.dense.mean:.2%}") for m in (best, base)),
     ]
     what = f"{best.label} against {base.label}: largest gain in test accuracy"
     what += f", and the mean over {band} of the weights kept"
-    here = f"{100 * peak:+.1f} points at {kept:.1%}; mean {100 * gain:+.1f}"
-    for rival in (m for m in measured if m.method.parametrization == LASSO):
-        here += f" ({rival.label}: {100 * mean_gain(base, rival):+.1f})"
+    here = f"{peak:+.1f} points at {kept:.1%}; mean {100 * gain:+.1f}"
+    here += "".join(f" ({RIVAL}: {100 * each:+.1f})" for each in rivals)
     return stats, Headline(what, here, printed), {"gain": gain}
 
 
-def mean_gain(base: MethodRows, best: MethodRows) -> float:
-    """The difference of the mean test accuracies over the band."""
-    return best.band.mean - base.band.mean
-
-
-def largest_gain(base: MethodRows, best: MethodRows) -> tuple[float, float]:
-    """The largest difference of the mean test accuracies at one point of the grid, and the fraction kept there."""
-    gains = best.curve("test").mean - base.curve("test").mean
-    return float(gains.max()), base.cfg.grid[int(gains.argmax())]
-
-
-def experiment(
-    name: str, title: str, figure: str, presets: dict[str, Config], page: str, paper: str, intro: str, *printed: str
-) -> Experiment:
-    """An experiment with the words of its page."""
-    story = Story(page, paper, intro, presets["paper"], *printed)
-    return Experiment(name, title, figure, presets, partial(main, story=story))
-
-
+SHOWN = "shown in a figure, no value printed"
+STORIES = {
+    "mnist-oneshot": Story(
+        "One-shot pruning of LeNet-300-100 on MNIST",
+        "Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
+        "Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
+        "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
+        MNIST["paper"], SHOWN,
+    ),
+    "mnist-optimisers": Story(
+        "Powerpropagation with Adam on MNIST",
+        "Appendix A. The paper shows one figure and prints no values; it finds virtual targets best, Adam on φ "
+        "directly next, and plain Adam last.",
+        "Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
+        "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual "
+        "targets), it does not.", OPTIMISERS["paper"], SHOWN,
+    ),
+    "cifar-oneshot": Story(
+        "One-shot pruning on CIFAR-10",
+        "Section 5.1, figure 3a. The paper reports gains of up to 33 points at some sparsities, for the whole "
+        "network and 100,000 steps.",
+        "The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, "
+        "without retraining.", CIFAR["paper"], "gains of up to 33 points (whole network, 100,000 steps)",
+    ),
+}  # fmt: skip
+AFTER = "after one-shot pruning"
 EXPERIMENTS = {
-    each.name: each
-    for each in (
-        experiment(
-            "mnist-oneshot", "accuracy of LeNet-300-100 against weights kept, after one-shot pruning",
-            "figure 2 a–d, section 3", MNIST, "One-shot pruning of LeNet-300-100 on MNIST",
-            "Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
-            "Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
-            "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
+    name: Experiment(name, title, paper, presets, partial(main, story=STORIES[name]))
+    for name, title, paper, presets in (
+        ("mnist-oneshot", f"accuracy of LeNet-300-100 against weights kept, {AFTER}", "figure 2 a–d, section 3", MNIST),
+        (
+            "mnist-optimisers",
+            f"Adam alone, on φ directly and through virtual targets, {AFTER}",
+            "appendix A",
+            OPTIMISERS,
         ),
-        experiment(
-            "mnist-optimisers", "Adam alone, on φ directly and through virtual targets, after one-shot pruning",
-            "appendix A", OPTIMISERS, "Powerpropagation with Adam on MNIST",
-            "Appendix A. The paper shows one figure and prints no values; it finds virtual targets best, Adam on φ "
-            "directly next, and plain Adam last.",
-            "Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
-            "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual "
-            "targets), it does not.",
-        ),
-        experiment(
-            "cifar-oneshot", "accuracy on CIFAR-10 against weights kept, after one-shot pruning",
-            "figure 3a, section 5.1", CIFAR, "One-shot pruning on CIFAR-10",
-            "Section 5.1, figure 3a. The paper reports gains of up to 33 points at some sparsities, for the whole "
-            "network and 100,000 steps.",
-            "The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, "
-            "without retraining.", "gains of up to 33 points (whole network, 100,000 steps)",
-        ),
+        ("cifar-oneshot", f"accuracy on CIFAR-10 against weights kept, {AFTER}", "figure 3a, section 5.1", CIFAR),
     )
 }  # fmt: skip

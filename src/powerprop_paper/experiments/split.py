@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from powerprop.continual import GRID, Accuracies, Packing, Scenario, accuracy_on
 from powerprop.continual.packing.efficient import check_grid
 from powerprop_paper import data
-from powerprop_paper.experiments import Columns, learn_tasks, lost_runs, table
+from powerprop_paper.experiments import Columns, Story, learn_tasks, lost_runs, table
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
 from powerprop_paper.packing import Measures, PackingSettings, inference_curves, make_learner, make_stream
 from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat, Table
@@ -42,10 +42,11 @@ from powerprop_paper.settings import (
 )
 from powerprop_paper.train import local_device, matmul_precision, precision_note
 
-LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "packnet": "PackNet"}
-"""Names in tables; EPN is the paper's short form of EfficientPackNet."""
-COLOURS = {"frugal-packnet": "Frugal EfficientPackNet", "efficient-packnet": "EfficientPackNet", "packnet": "PackNet"}
-"""Methods as the table of colours calls them."""
+LABELS = {
+    "frugal-packnet": ("frugal EPN", "Frugal EfficientPackNet"), "efficient-packnet": ("EPN", "EfficientPackNet"),
+    "packnet": ("PackNet", "PackNet"),
+}  # fmt: skip
+"""Methods in tables, where EPN is the paper's short form of EfficientPackNet, and in the table of colours."""
 OURS = ("EfficientPackNet", "Powerprop + EfficientPackNet")
 """The rows of the paper's table that are its own."""
 
@@ -317,30 +318,16 @@ class Method(NamedTuple):
     @property
     def label(self) -> str:
         """What the reader sees."""
-        name = LABELS[self.method]
+        name, _ = LABELS[self.method]
         return name if self.alpha == 1 else f"Powerprop + {name}, α={self.alpha:g}"
 
 
-class Story(NamedTuple):
-    """The words of a page.
-
-    full: the settings of the paper.
-    printed: what the paper reports: a benchmark and methods of its table of class-incremental learning, or a sentence.
-    """
-
-    title: str
-    paper: str
-    intro: str
-    full: Config
-    printed: tuple[str, ...] | str = ""
-
-    @property
-    def rows(self) -> list[tuple[str, Scenario, Any]]:
-        """Rows of the paper's table: label, scenario, value."""
-        if isinstance(self.printed, str):
-            return []
-        benchmark, *names = self.printed
-        return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
+def paper_rows(story: Story) -> list[tuple[str, Scenario, Any]]:
+    """Rows of the paper's table: label, scenario, value."""
+    if isinstance(story.printed, str):
+        return []
+    benchmark, *names = story.printed
+    return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
 
 
 @dataclass(frozen=True)
@@ -385,7 +372,7 @@ class MethodRows:
     def curve(self, of: Any) -> Curve:
         """A number after each task; colours tell methods apart if there are several, else powers."""
         values, several = self.rows.values(of), len(self.cfg.methods) > 1
-        name, plain = COLOURS[self.method.method] if several else None, several and self.method.alpha == 1
+        name, plain = LABELS[self.method.method][1] if several else None, several and self.method.alpha == 1
         return Curve(self.method.label, self.method.alpha, range(1, len(values[0]) + 1), values, name, plain)
 
 
@@ -417,8 +404,7 @@ def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mappi
     sections += Section.diverged(lost_runs(rows, lambda row: method_of(row).label))
     return Page(
         story.title, f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip(), sections,
-        story.paper, stats(cfg, measured) if measured else [], headline(cfg, measured, story) if measured else None,
-        {"lr": [each.lr for each in measured]},
+        story.paper, *verdict_of(cfg, measured, story), {"lr": [each.lr for each in measured]},
     )  # fmt: skip
 
 
@@ -499,7 +485,7 @@ def main_table(cfg: Config, measured: Sequence[MethodRows], story: Story, lost: 
         )
     ours = table("All tasks, after the last", columns, measured, caption + (f" {lost} runs diverged." if lost else ""))
     theirs = []
-    for label, scenario, value in story.rows:
+    for label, scenario, value in paper_rows(story):
         shown = [str(value) if scenario == each else "" for each in (TASK, "", CLASS)]
         theirs.append([f"{label} (paper)", "", *shown, *[""] * (len(ours.columns) - 5)])
     return replace(ours, rows=[*ours.rows, *theirs])
@@ -568,26 +554,30 @@ def right_at(m: MethodRows, group: int, at: int, method: str) -> Mean:
     return m.mean(lambda row: row["inference"][at]["rates"][method][str(group)][0])
 
 
-def stats(cfg: Config, measured: Sequence[MethodRows]) -> list[Stat]:
-    """The numbers at the top of the page."""
-    best, group = best_of(measured), max(cfg.groups)
-    return [
+def verdict_of(cfg: Config, measured: Sequence[MethodRows], story: Story) -> tuple[list[Stat], Headline | None]:
+    """The numbers at the top, of the best method; the headline is of Powerprop if it was run.
+
+    Where the paper prints class-incremental accuracy that, else the average with the task given.
+    """
+    if not measured:
+        return [], None
+    best, ours, group = (
+        best_of(measured),
+        best_of([m for m in measured if m.method.alpha > 1] or measured),
+        max(cfg.groups),
+    )
+    stats = [
         Stat("task given", f"{best.given.mean:.2%}", f"{best.method.label}, {TASK}"),
         Stat("task inferred", f"{best.inferred(group).mean:.2%}", f"from {group} images, {CLASS}"),
         Stat("weights used", f"{best.used.mean:.1%}", f"after {cfg.tasks} tasks"),
     ]
-
-
-def headline(cfg: Config, measured: Sequence[MethodRows], story: Story) -> Headline:
-    """Where the paper prints class-incremental accuracy that, else the average with the task given; of Powerprop."""
-    best, group = best_of([m for m in measured if m.method.alpha > 1] or measured), max(cfg.groups)
-    what, value, known = f"{TASK} accuracy after {cfg.tasks} tasks", best.given, str(story.printed)
-    if story.rows:
-        what, known = f"{CLASS} accuracy after {cfg.tasks} tasks, inferred from {group} images", str(story.rows[-1][2])
-        value = best.inferred(group)
-    ours, theirs = (f"{each.steps:,} + {each.retrain_steps:,} steps" for each in (cfg, story.full))
-    shown = f"{100 * value.mean:.2f} ({ours} per task)"
-    return Headline(f"{best.method.label}, {what}", shown, f"{known} ({theirs})" if known else "")
+    what, value, known = f"{TASK} accuracy after {cfg.tasks} tasks", ours.given, str(story.printed)
+    if rows := paper_rows(story):
+        what, known = f"{CLASS} accuracy after {cfg.tasks} tasks, inferred from {group} images", str(rows[-1][2])
+        value = ours.inferred(group)
+    here, full = (f"{each.steps:,} + {each.retrain_steps:,} steps" for each in (cfg, story.full))
+    shown, printed = f"{100 * value.mean:.2f} ({here} per task)", f"{known} ({full})" if known else ""
+    return stats, Headline(f"{ours.method.label}, {what}", shown, printed)
 
 
 def best_of(measured: Sequence[MethodRows]) -> MethodRows:

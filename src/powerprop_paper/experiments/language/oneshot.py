@@ -6,8 +6,9 @@ pruning there are the two criteria that are used on language models, Wanda and S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -24,9 +25,9 @@ from powerprop_paper import data
 from powerprop_paper.experiments import Columns, best, language, table
 from powerprop_paper.experiments.language import LanguageSettings, nats
 from powerprop_paper.models.gpt import GPT, continued
-from powerprop_paper.pages import Column, Figure, Headline, Page, Section, Stat, Value
-from powerprop_paper.report import Curve, lines
-from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
+from powerprop_paper.pages import Column, Figure, Headline, Page, Section, Stat, Table
+from powerprop_paper.report import Curve, Mean, lines
+from powerprop_paper.run import Experiment, Progress, Rows, Run
 from powerprop_paper.settings import Count, EachOnce, Positive, Powers, Range, require
 
 WAYS = ("magnitude, uniform", "magnitude, global", "wanda, uniform", "sparsegpt, uniform")
@@ -218,12 +219,52 @@ def main(cfg: Config, run: Run) -> Page:
 # The page.
 
 
+class Shown(NamedTuple):
+    """A row of a table: networks of a size and a method at a rate, pruned in a way."""
+
+    cfg: Config
+    width: int
+    method: Method
+    lr: float
+    rows: Rows
+    way: str = WAYS[0]
+
+    @property
+    def label(self) -> str:
+        """The method, and the size of its network where there are several."""
+        size = f", {language.size(self.cfg, self.width)}" if len(self.cfg.widths) > 1 else ""
+        return f"{self.method.label}{size}"
+
+    def values(self, sparsity: float) -> list[float]:
+        """Nats on test text of every seed, at a sparsity of the list or at 0."""
+        i = self.cfg.sparsities.index(sparsity) if sparsity else None
+        return self.rows.values(lambda row: row["dense"]["test"] if i is None else row["pruned"][self.way][i])
+
+    def nats(self, sparsity: float) -> Mean | str:
+        """Their mean over the seeds."""
+        found = self.values(sparsity)
+        return Mean.of(found) if found else "diverged"
+
+
+def networks(cfg: Config, rows: Rows, lrs: Rates, ways: Iterable[str] = WAYS[:1]) -> list[Shown]:
+    """All of them, in every way."""
+    return [Shown(cfg, w, m, lr, of(rows, m, w, lr), way) for way in ways for (w, m), lr in lrs.items()]
+
+
+def nats_columns(sparsities: Iterable[float]) -> Columns:
+    """What each sparsity leaves of a network."""
+    columns = [Column(f"{each:.0%}" if each else "dense", "min", 3) for each in sparsities]
+    return [(column, partial(Shown.nats, sparsity=each)) for column, each in zip(columns, sparsities, strict=True)]
+
+
 def page(cfg: Config, rows: Rows, tuning: Rows, best: Rates, same: Rates) -> Page:
     """What the run says."""
-    sections = [main_section(cfg, rows, best, "Pruned at once", "nats")]
+    shown = networks(cfg, rows, best)
+    sections = [main_section(cfg, shown, "Pruned at once", "nats")]
     if same != best:
-        sections.append(main_section(cfg, rows, same, "All at the learning rate of AdamW", "nats-same-rate"))
-    sections += [ways_section(cfg, rows, best), text_section(rows, best)]
+        at_same = networks(cfg, rows, same)
+        sections.append(main_section(cfg, at_same, "All at the learning rate of AdamW", "nats-same-rate"))
+    sections += [ways_section(cfg, networks(cfg, rows, best, WAYS)), text_section(shown)]
     if tuning:
         sections.append(rates_section(cfg, tuning, best))
     intro = (
@@ -231,140 +272,91 @@ def page(cfg: Config, rows: Rows, tuning: Rows, best: Rates, same: Rates) -> Pag
         f"training afterwards. {language.about(cfg, cfg.widths)}"
     )
     title, paper = "One-shot pruning of a small GPT", "The paper has no language models."
-    return Page(title, intro, sections, paper, *verdict_of(cfg, rows, best))
+    return Page(title, intro, sections, paper, *verdict_of(cfg, shown))
 
 
-def name_of(cfg: Config, width: int, method: Method) -> str:
-    """A method, and the size of its network where there are several."""
-    return f"{method.label}, {language.size(cfg, width)}" if len(cfg.widths) > 1 else method.label
-
-
-def nats_of(cfg: Config, row: Row, way: str, sparsity: float) -> float:
-    """Nats on test text at a sparsity of the list, or at 0."""
-    return float(row["pruned"][way][cfg.sparsities.index(sparsity)] if sparsity else row["dense"]["test"])
-
-
-def nats_columns(cfg: Config, rows: Rows, sparsities: Iterable[float]) -> Columns:
-    """What each sparsity leaves of a network, which comes with its rate and the way to prune."""
-
-    def value(sparsity: float) -> Callable[[Shown], Value]:
-        return lambda shown: shown.rows(rows).mean(lambda row: nats_of(cfg, row, shown.way, sparsity)) or "diverged"
-
-    return [(Column(f"{each:.0%}" if each else "dense", "min", 3), value(each)) for each in sparsities]
-
-
-class Shown(NamedTuple):
-    """A row of a table: networks of a size and a method at a rate, pruned in a way."""
-
-    width: int
-    method: Method
-    lr: float
-    way: str = WAYS[0]
-
-    def rows(self, rows: Rows) -> Rows:
-        """Its own."""
-        return of(rows, self.method, self.width, self.lr)
-
-
-def shown(lrs: Rates, ways: Iterable[str] = WAYS[:1]) -> list[Shown]:
-    """All networks, in every way."""
-    return [Shown(*key, lr, way) for way in ways for key, lr in lrs.items()]
-
-
-def main_section(cfg: Config, rows: Rows, lrs: Rates, heading: str, name: str) -> Section:
-    """Nats against sparsity, pruned in the first way."""
-    columns: Columns = [("", lambda each: name_of(cfg, each.width, each.method)), ("lr", lambda each: f"{each.lr:g}")]
-    columns = [*columns, *nats_columns(cfg, rows, (0.0, *cfg.sparsities))]
+def main_section(cfg: Config, shown: Sequence[Shown], heading: str, name: str) -> Section:
+    """Nats against sparsity, from the dense network on, pruned in the first way."""
+    grid, figures = (0.0, *cfg.sparsities), []
+    for width in cfg.widths:
+        drawn = [each for each in shown if each.width == width and each.rows.finished]
+        curves = [
+            Curve(
+                each.method.label, each.method.alpha, grid, list(zip(*map(each.values, grid), strict=True)),
+                plain=each.method.alpha == 1 and each.method != Method(),
+            )
+            for each in drawn
+        ]  # fmt: skip
+        picture = Figure(
+            f"{name}-{width}", lines, curves, title=f"Pruned at once, {language.size(cfg, width)} weights",
+            xlabel="sparsity", ylabel="nats per symbol", fractions=True, wide=True,
+            caption="Mean over the seeds, band of one standard deviation; the first point is the dense network.",
+        )  # fmt: skip
+        figures.append(picture)
+    columns: Columns = [("", lambda each: each.label), ("lr", lambda each: f"{each.lr:g}"), *nats_columns(grid)]
     caption = f"Nats per symbol of test text, pruned by {WAYS[0]}; columns are sparsities of the blocks."
-    figures = [figure(cfg, rows, lrs, width, name) for width in cfg.widths]
-    return Section(heading, "", figures, [table("Nats against sparsity", columns, shown(lrs), caption)])
+    return Section(heading, "", figures, [table("Nats against sparsity", columns, shown, caption)])
 
 
-def figure(cfg: Config, rows: Rows, lrs: Rates, width: int, name: str) -> Figure:
-    """Nats at every sparsity, from the dense network on."""
-    grid, curves = [0.0, *cfg.sparsities], []
-    for method in cfg.methods:
-        found = of(rows, method, width, lrs[width, method])
-        if values := found.values(lambda row: [nats_of(cfg, row, WAYS[0], each) for each in grid]):
-            rival = method.alpha == 1 and method != Method()
-            curves.append(Curve(method.label, method.alpha, grid, values, plain=rival))
-    return Figure(
-        f"{name}-{width}", lines, curves, title=f"Pruned at once, {language.size(cfg, width)} weights",
-        xlabel="sparsity", ylabel="nats per symbol", fractions=True, wide=True,
-        caption="Mean over the seeds, band of one standard deviation; the first point is the dense network.",
-    )  # fmt: skip
-
-
-def ways_section(cfg: Config, rows: Rows, lrs: Rates) -> Section:
+def ways_section(cfg: Config, shown: Sequence[Shown]) -> Section:
     """The same networks under every criterion."""
-    columns: Columns = [("", lambda each: name_of(cfg, each.width, each.method)), ("pruned by", lambda each: each.way)]
-    columns = [*columns, *nats_columns(cfg, rows, cfg.sparsities)]
+    columns: Columns = [("", lambda each: each.label), ("pruned by", lambda each: each.way)]
     text = (
         f"Wanda and SparseGPT look at {cfg.calibration} windows of training text, block by block; `global` ranks the "
         "magnitudes of all blocks together. SparseGPT also moves the weights that stay."
     )
-    found = table("Nats by criterion", columns, shown(lrs, WAYS), "Nats per symbol.")
+    found = table("Nats by criterion", [*columns, *nats_columns(cfg.sparsities)], shown, "Nats per symbol.")
     return Section("By other criteria", text, tables=[found])
 
 
-def text_section(rows: Rows, lrs: Rates) -> Section:
+def text_section(shown: Sequence[Shown]) -> Section:
     """What networks write, dense and pruned."""
-    firsts = [(each.method, row["written"]) for each in shown(lrs) for row in each.rows(rows).where(seed=0).finished]
-    written = [(method.label, state, words) for method, both in firsts for state, words in both.items()]
-    columns: Columns = [
-        ("", lambda each: each[0]), ("network", lambda each: each[1]),
-        ("continues with", lambda each: " / ".join(each[2].split("\n"))),
-    ]  # fmt: skip
+    firsts = [(each.method.label, row["written"]) for each in shown for row in each.rows.where(seed=0).finished]
+    written = [(label, state, " / ".join(words.split("\n"))) for label, both in firsts for state, words in both.items()]
     text = f"Drawn at a temperature of 0.8 after the same beginning, first seed; pruned means {AT:.0%} by magnitude."
-    return Section("What they write", text, tables=[table("Text", columns, written)])
+    return Section("What they write", text, tables=[Table("Text", ["", "network", "continues with"], written)])
 
 
 def rates_section(cfg: Config, tuning: Rows, best: Rates) -> Section:
     """What each candidate came to on validation text."""
 
-    def mean(of: Callable[[Row], float]) -> Callable[[Shown], Value]:
-        return lambda each: each.rows(tuning).mean(of)
-
     def mark(each: Shown) -> str:
         chosen = each.lr == best[each.width, each.method]
-        return "chosen" if chosen else "diverged" if each.rows(tuning).lost else ""
+        return "chosen" if chosen else "diverged" if each.rows.lost else ""
 
     columns: Columns = [
-        ("", lambda each: name_of(cfg, each.width, each.method)), ("lr", lambda each: each.lr),
-        (Column("dense", digits=3), mean(lambda row: row["dense"]["validation"])),
-        (Column("mean over sparsities", digits=3), mean(lambda row: fmean(row["validation"]))),
+        ("", lambda each: each.label), ("lr", lambda each: each.lr),
+        (Column("dense", digits=3), lambda each: each.rows.mean(lambda row: row["dense"]["validation"])),
+        (Column("mean over sparsities", digits=3), lambda each: each.rows.mean(lambda row: fmean(row["validation"]))),
         ("", mark),
     ]  # fmt: skip
     text = (
         "The rate of each row, the baseline included, is the one that prunes best on validation text, averaged over "
         f"all sparsities, of those whose dense network is within {TOLERANCE:g} nats of the row's best; one seed."
     )
-    every = [Shown(*key, lr) for key in best for lr in cfg.lrs]
+    every = [Shown(cfg, width, m, lr, of(tuning, m, width, lr)) for width, m in best for lr in cfg.lrs]
     return Section("Choice of the learning rate", text, tables=[table("Nats on validation text", columns, every)])
 
 
-def verdict_of(cfg: Config, rows: Rows, lrs: Rates) -> tuple[list[Stat], Headline | None]:
+def verdict_of(cfg: Config, shown: Sequence[Shown]) -> tuple[list[Stat], Headline | None]:
     """The baseline of the first size, dense and pruned, and the power that prunes best on validation text."""
-    width = cfg.widths[0]
-    found = {method: of(rows, method, width, lrs[width, method]).finished for method in cfg.methods}
-    powers = [method for method in cfg.methods if method.alpha > 1 and found[method]]
-    if AT not in cfg.sparsities or not powers or not found[Method()]:
+    first = [each for each in shown if each.width == cfg.widths[0] and each.rows.finished]
+    base = [each for each in first if each.method == Method()]
+    powers = [each for each in first if each.method.alpha > 1]
+    if AT not in cfg.sparsities or not powers or not base:
         return [], None
-    best = min(powers, key=lambda method: pruned(found[method]))
-    dense, cut = (
-        [fmean(nats_of(cfg, row, WAYS[0], sparsity) for row in found[method]) for method in (best, Method())]
-        for sparsity in (0.0, AT)
-    )
+    both = (min(powers, key=lambda each: pruned(each.rows.finished)), *base)
+    dense, cut = ([f"{fmean(each.values(sparsity)):.3f}" for each in both] for sparsity in (0.0, AT))
     stats = [
-        Stat(label, f"{sparse:.3f} nats", f"{AT:.0%} pruned, dense {whole:.3f}")
-        for label, whole, sparse in zip((best.label, "AdamW"), dense, cut, strict=True)
+        Stat(each.method.label, f"{sparse} nats", f"{AT:.0%} pruned, dense {whole}")
+        for each, whole, sparse in zip(both, dense, cut, strict=True)
     ]
     what = (
-        f"{best.label} against AdamW: nats per character of a small GPT, dense and with {AT:.0%} of the weights of "
-        "its blocks pruned at once"
+        f"{both[0].method.label} against AdamW: nats per character of a small GPT, dense and with {AT:.0%} of the "
+        "weights of its blocks pruned at once"
     )
-    whole, sparse = (" against ".join(f"{each:.3f}" for each in pair) for pair in (dense, cut))
-    return stats, Headline(what, f"dense {whole}; pruned {sparse}", "no language models")
+    here = f"dense {' against '.join(dense)}; pruned {' against '.join(cut)}"
+    return stats, Headline(what, here, "no language models")
 
 
 EXPERIMENTS = {
