@@ -138,7 +138,7 @@ NETWORKS: dict[NetworkName, Network] = {
     "LeNet, Glorot": Network(glorot_lenet, 400, {"Muon": 0.01}),
     "GPT": Network(
         gpt, 300,
-        {"SGD": 1.0, "AdamW": 6e-3, "Muon": 0.03},
+        {"SGD": 1.0, "AdamW": 6e-3},
         3.3,
     ),
     "ResNet": Network(
