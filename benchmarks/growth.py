@@ -139,11 +139,10 @@ def against_tasks(sizes: Sequence[int], weights: int = 2 * 10**6) -> list[Growth
     memory, switch = [], []
     generator = torch.Generator().manual_seed(0)
     for size in sizes:
-        masks = TaskMasks({"w": torch.empty(1000, weights // 1000)})
+        masks = TaskMasks({"w": torch.rand(1000, weights // 1000, generator=generator)})
         masks.owner["w"] = torch.randint(-1, size, (1000, weights // 1000), generator=generator).to(torch.int16)
-        masks.strength["w"] = torch.rand(1000, weights // 1000, generator=generator)
         masks.threshold["w"], masks.tasks = torch.rand(size, generator=generator).tolist(), size
-        memory.append(float(masks.owner["w"].nbytes + masks.strength["w"].nbytes + 32 * size))
+        memory.append(float(masks.owner["w"].nbytes + 32 * size))
         last = size - 1
         switch.append(best_times({"mask": lambda m=masks, t=last: m.mask(t)}, 5, 2)["mask"])  # type: ignore[misc]
     named = {"memory of the masks": (memory, "bytes"), "switch of task": (switch, "s")}

@@ -39,7 +39,7 @@ def crowded(tasks: int) -> Subnetworks:
         large = {n: s > 0.02 + 0.04 * torch.rand((), generator=generator) for n, s in strength.items()}
         free = nets.masks.free()
         masks = {n: (large[n] & ~free[n]) | (free[n] & (draw[n] < 0.7 / tasks)) for n in strength}
-        nets.masks.add(nets.masks.complete(masks), strength)
+        nets.masks.add(nets.masks.complete(masks))
         centre = torch.rand(784, generator=generator)
         nets.stats.add(Sample(centre + 0.1 * torch.rand(100, 784, generator=generator)))
     return nets

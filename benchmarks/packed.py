@@ -40,7 +40,6 @@ def nested(tasks: int) -> Subnetworks:
     for name, master in nets.masters.items():
         shape = master.param.shape
         nets.masks.owner[name] = torch.randint(-1, tasks, shape, generator=generator).to(torch.int16)
-        nets.masks.strength[name] = master.theta().abs()
         nets.masks.threshold[name] = (0.1 * torch.rand(tasks, generator=generator)).tolist()
     nets.masks.tasks = tasks
     return nets
@@ -50,7 +49,7 @@ def chosen(tasks: int) -> Subnetworks:
     """Masks that have nothing in common, over the weights of one task that owns all."""
     nets, generator = network(), torch.Generator().manual_seed(1)
     whole = Masks({n: torch.ones_like(m.param, dtype=torch.bool) for n, m in nets.masters.items()})
-    nets.masks.add(whole, {n: m.theta().abs() for n, m in nets.masters.items()})
+    nets.masks.add(whole)
     for _ in range(tasks - 1):
         some = {n: torch.rand(m.param.shape, generator=generator) < 0.3 for n, m in nets.masters.items()}
         nets.masks.add_chosen(some)
@@ -58,9 +57,9 @@ def chosen(tasks: int) -> Subnetworks:
 
 
 def gigabytes(nets: Subnetworks) -> float:
-    """Of all masks: owners, strengths, thresholds and bits."""
+    """Of all masks: owners, thresholds and bits."""
     masks = nets.masks
-    tensors = [*masks.owner.values(), *masks.strength.values(), *itertools.chain(*masks.bits.bits.values())]
+    tensors = [*masks.owner.values(), *itertools.chain(*masks.bits.values())]
     lists = [*masks.threshold.values(), masks.chosen]
     return (sum(t.nbytes for t in tensors) + sum(sys.getsizeof(x) + 32 * len(x) for x in lists)) / 1e9
 

@@ -26,7 +26,7 @@ import powerprop as pp
 from powerprop.export.measure import best_times
 from powerprop_paper import data
 from powerprop_paper.data import Batches
-from powerprop_paper.json_files import write_json
+from powerprop_paper.folder import write_json
 from powerprop_paper.models import lenet_300_100
 from powerprop_paper.report import Curve, style
 from powerprop_paper.report.curve import draw

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, start:
     for step in range(start, start + steps):
         x, y = batch(step)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x.to(next(model.parameters()).dtype)), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -83,6 +84,14 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def same(a: nn.Module, b: nn.Module) -> bool:
     left, right = weights(a), weights(b)
     return left.keys() == right.keys() and all(torch.equal(t, right[n]) for n, t in left.items())
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Everything in nested containers, by its place."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, part in items for k, v in flat(part, f"{path}/{key}").items()}
+    return {path: value.tolist() if isinstance(value, Tensor) else value}
 
 
 def wrap(model: nn.Module, base: str = "momentum", alpha: float = 2.0, **options: object) -> pp.Powerprop:

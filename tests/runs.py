@@ -20,9 +20,9 @@ from powerprop_paper.run import Experiment, Row, Rows, Run
 PRESET = "smoke"
 
 
-def run_smoke(experiment: Experiment, out: Path) -> dict[str, Any]:
-    """The preset `smoke` in this process; what summary.json says."""
-    config = experiment.presets[PRESET]
+def run_smoke(experiment: Experiment, out: Path, config: Any = None) -> dict[str, Any]:
+    """The preset `smoke`, or other settings, in this process; what summary.json says."""
+    config = config or experiment.presets[PRESET]
     with Run(experiment, PRESET, config, out, workers=1, console=Console(file=io.StringIO())) as run:
         write(experiment.main(config, run), run)
         assert not run.failures

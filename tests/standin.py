@@ -6,6 +6,7 @@ The library never does this by itself: a data set that is not found is an error 
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 import torch
 
@@ -16,6 +17,7 @@ SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 real_load = data.load
 
 
+@cache
 def load(name: str) -> Images:
     """The real images if they are on this machine, else ten noisy patterns of the same shape."""
     try:

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from powerprop.continual import (
-    AGEM,
-    DER,
-    DGR,
-    ER,
-    EWC,
-    GEM,
-    GPM,
-    HAT,
-    MAS,
-    OWM,
-    SI,
-    VCL,
-    Classification,
-    DERpp,
-    EfficientPackNet,
-    Elbo,
-    ICaRL,
-    JointTraining,
-    Laplace,
-    LwF,
-    MultiLabel,
-    Naive,
-    Objective,
-    PackNet,
-    PerfectMemory,
-    Regression,
-    RtF,
-    Strategy,
-    SupSup,
-)
+from powerprop import continual as c
+from powerprop.continual import Strategy
 from powerprop_paper.models import ReplayVAE
 
 FEATURES = 8
@@ -51,53 +24,47 @@ class Row(NamedTuple):
     objectives: those that it protects.
     alphas: powers that it takes; others are refused.
     masks: answers of earlier tasks stay as they were, to the bit.
-    batch: it must be shown the batch: learner.step(loss, batch).
     model: makes the network, if not any will do.
     """
 
     kind: type[Strategy]
     options: dict[str, Any]
     objectives: tuple[str, ...] = (
-        "classification",
-        "regression",
-        "multi-label",
-        "elbo",
-        "function",
-        "dictionary",
-        "sliced",
-    )
+        "classification", "regression", "multi-label", "elbo", "function", "dictionary", "sliced",
+    )  # fmt: skip
     alphas: tuple[float, ...] = (1.0, 1.5)
     masks: bool = False
-    batch: bool = False
     model: Callable[[], nn.Module] | None = None
 
 
 STRATEGIES: dict[str, Row] = {
-    "agem": Row(AGEM, {"memory": 40}),
-    "der": Row(DER, {"memory": 40}, batch=True),
-    "der++": Row(DERpp, {"memory": 40}, batch=True),
-    "dgr": Row(DGR, {"hidden": (12,), "latent": 3}, ("classification",), batch=True),
-    "efficient-packnet": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
-    "efficient-packnet-sparse": Row(EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10, "sparse": True}, masks=True),
-    "er": Row(ER, {"memory": 40}),
-    "er-online": Row(ER, {"memory": 40, "fill": "step"}, batch=True),
-    "ewc": Row(EWC, {"strength": 10.0}),
-    "gem": Row(GEM, {"memory": 40}),
-    "gpm": Row(GPM, {"threshold": 0.9}, alphas=(1.0,)),
-    "hat": Row(HAT, {}, masks=True),
-    "icarl": Row(ICaRL, {"memory": 40}, objectives=("classification",), batch=True),
-    "joint-training": Row(JointTraining, {}),
-    "laplace": Row(Laplace, {"strength": 10.0, "decay": 0.9}),
-    "lwf": Row(LwF, {}, objectives=("classification",), batch=True),
-    "mas": Row(MAS, {"strength": 0.1}),
-    "naive": Row(Naive, {}),
-    "owm": Row(OWM, {}, alphas=(1.0,)),
-    "packnet": Row(PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
-    "perfect-memory": Row(PerfectMemory, {}),
-    "rtf": Row(RtF, {}, ("classification",), batch=True, model=lambda: ReplayVAE([FEATURES, 16, 16], 3, latent=3)),
-    "si": Row(SI, {"strength": 1.0}),
-    "supsup": Row(SupSup, {}, alphas=(1.0,), masks=True),
-    "vcl": Row(VCL, {"examples": 4096, "samples": 3}, batch=True),
+    "agem": Row(c.AGEM, {"memory": 40}),
+    "der": Row(c.DER, {"memory": 40}),
+    "der++": Row(c.DERpp, {"memory": 40}),
+    "dgr": Row(c.DGR, {"hidden": (12,), "latent": 3}, ("classification",)),
+    "efficient-packnet": Row(c.EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10}, masks=True),
+    "efficient-packnet-sparse": Row(
+        c.EfficientPackNet, {"gamma": 0.9, "retrain_steps": 10, "sparse": True}, masks=True
+    ),
+    "er": Row(c.ER, {"memory": 40}),
+    "er-online": Row(c.ER, {"memory": 40, "fill": "step"}),
+    "ewc": Row(c.EWC, {"strength": 10.0}),
+    "gem": Row(c.GEM, {"memory": 40}),
+    "gpm": Row(c.GPM, {"threshold": 0.9}, alphas=(1.0,)),
+    "hat": Row(c.HAT, {}, masks=True),
+    "icarl": Row(c.ICaRL, {"memory": 40}, objectives=("classification",)),
+    "joint-training": Row(c.JointTraining, {}),
+    "laplace": Row(c.Laplace, {"strength": 10.0, "decay": 0.9}),
+    "lwf": Row(c.LwF, {}, objectives=("classification",)),
+    "mas": Row(c.MAS, {"strength": 0.1}),
+    "naive": Row(c.Naive, {}),
+    "owm": Row(c.OWM, {}, alphas=(1.0,)),
+    "packnet": Row(c.PackNet, {"total_tasks": 3, "retrain_steps": 10}, masks=True),
+    "perfect-memory": Row(c.PerfectMemory, {}),
+    "rtf": Row(c.RtF, {}, ("classification",), model=lambda: ReplayVAE([FEATURES, 16, 16], 3, latent=3)),
+    "si": Row(c.SI, {"strength": 1.0}),
+    "supsup": Row(c.SupSup, {}, alphas=(1.0,), masks=True),
+    "vcl": Row(c.VCL, {"examples": 4096, "samples": 3}),
 }
 """Adding a method adds a row here."""
 
@@ -148,10 +115,10 @@ def of_slices(model: Callable[[Tensor], Tensor], batch: Any, task: int) -> Tenso
 
 
 OBJECTIVES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
-    "classification": (lambda: network(3), Classification),
-    "regression": (lambda: network(2), Regression),
-    "multi-label": (lambda: network(4), MultiLabel),
-    "elbo": (Autoencoder, Elbo),
+    "classification": (lambda: network(3), c.Classification),
+    "regression": (lambda: network(2), c.Regression),
+    "multi-label": (lambda: network(4), c.MultiLabel),
+    "elbo": (Autoencoder, c.Elbo),
     "function": (lambda: network(2), lambda: squared_error),
     "dictionary": (Named, lambda: of_dictionaries),
     "sliced": (lambda: network(2), lambda: of_slices),
@@ -198,7 +165,18 @@ def network_of(name: str, objective: str = "classification") -> nn.Module:
     return (STRATEGIES[name].model or OBJECTIVES[objective][0])()
 
 
-def make(name: str, objective: str = "classification", alpha: float = 1.0, seed: int = 0, **options: Any) -> Strategy:
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=1e-1),
+}
+
+
+def make(
+    name: str, objective: str = "classification", alpha: float = 1.0, seed: int = 0, optimizer: str = "adam",
+    **options: Any,
+) -> Any:  # fmt: skip
     """A learner of a row of the table, always with the same first weights."""
     row, kind = STRATEGIES[name], OBJECTIVES[objective][1]
     net = network_of(name, objective)
@@ -206,18 +184,22 @@ def make(name: str, objective: str = "classification", alpha: float = 1.0, seed:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.uniform_(-0.5, 0.5, generator=generator)
-    if issubclass(row.kind, EWC) and objective in ("function", "dictionary", "sliced"):
+    if issubclass(row.kind, c.EWC) and objective in ("function", "dictionary", "sliced"):
         options.setdefault("labels", "empirical")  # the Fisher information of a function is not known
-    options = {
-        "steps": 20,
-        "batch_size": 16,
-        "seed": seed,
-        "alpha": alpha,
-        "objective": kind(),
-        **row.options,
-        **options,
-    }
-    return row.kind(net, lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2), **options)
+    given = {"steps": 20, "batch_size": 16, "seed": seed, "alpha": alpha, "objective": kind(), **row.options}
+    return row.kind(net, OPTIMIZERS[optimizer], **{**given, **options})
+
+
+@cache
+def _learned(name: str, alpha: float, options: tuple[tuple[str, Any], ...]) -> Strategy:
+    ours = make(name, alpha=alpha, **dict(options))
+    ours.learn(tensors("classification", 0))
+    return ours  # type: ignore[no-any-return]
+
+
+def learned(name: str, alpha: float = 1.0, **options: Any) -> Any:
+    """A copy of a learner with one task behind it."""
+    return copy.deepcopy(_learned(name, alpha, tuple(options.items())))
 
 
 def state(learner: Strategy) -> dict[str, Tensor]:
@@ -230,6 +212,6 @@ def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 def loss_of(learner: Strategy, batch: Iterable[Tensor]) -> Tensor:
     """What a user's own loop computes: the loss of the task in hand."""
-    objective: Objective = learner.objective
+    objective: c.Objective = learner.objective
     with learner.viewing(learner.current) as model:
         return objective.loss(model, batch, learner.current)

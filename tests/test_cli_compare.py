@@ -15,7 +15,7 @@ import toys
 from powerprop.cli import main
 from powerprop_paper.cli import Options, run_experiment
 from powerprop_paper.commands import Pair, pairs_of
-from powerprop_paper.json_files import write_json
+from powerprop_paper.folder import write_json
 from powerprop_paper.report import Column, Mean, Table
 from toys import Config
 

@@ -165,7 +165,7 @@ def test_a_network_of_the_current_folder(file: Path, tmp_path: Path, monkeypatch
         (["bench-model", "{file}", "--model", LENET, "--shape", "784", "--batches"], "expected at least one argument"),
         (["prune", "{file}"], "the following arguments are required: out; see powerprop prune --help"),
         (["inspect", "{file}", "--all"], "unrecognized arguments: --all; see powerprop --help"),
-        ([], "expected a command: inspect, prune, export, bench-model, run, list"),
+        ([], "expected a command: inspect, prune, export, bench-model, advise, run, list"),
         (["inspct", "{file}"], "unknown command 'inspct' (did you mean inspect or list?); known are inspect"),
     ],
 )  # fmt: skip

@@ -13,7 +13,6 @@ import torch
 import runs
 import standin
 from powerprop.continual import SCENARIOS, STRATEGIES, Scenario
-from powerprop.optim import Powerprop
 from powerprop_paper import data
 from powerprop_paper.cli import main
 from powerprop_paper.experiments.baselines.learners import build, make_learner, make_stream, plan_of
@@ -49,11 +48,9 @@ from powerprop_paper.experiments.baselines.strategies import (
     trainings,
     twins_headline,
 )
-from powerprop_paper.folder import TIMES
 from powerprop_paper.models import mlp, replay_vae
 from powerprop_paper.report import Mean, method_look
 from powerprop_paper.run import Row, Rows
-from powerprop_paper.train import equal_rate
 
 SMOKE = SPLIT_MNIST["smoke"]
 CPU = torch.device("cpu")
@@ -86,7 +83,6 @@ def test_smoke(name: str, tmp_path: Path) -> None:
             assert (row[scenario] is not None) == (scenario in own)
             assert row[scenario] is None or 0 <= row[scenario]["mean"] <= 1
         assert row["kept (MB)"] >= 0
-        assert row["seconds"] > 0
     assert not summary["jobs"]["diverged"]
     html = (tmp_path / "report.html").read_text()
     assert all(scenario in html for scenario in cfg.columns)
@@ -99,7 +95,10 @@ def test_smoke_has_every_method() -> None:
 
 def test_some_methods_from_the_command_line(tmp_path: Path) -> None:
     command = ["run", "split-mnist-strategies", "--strategies", "Naive", "ER", "--preset", "smoke", "--workers", "1"]
-    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    for name in ("run", "again"):
+        assert main([*command, "--out", str(tmp_path / name)]) == 0
+    first, second = ((tmp_path / name / "summary.json").read_bytes() for name in ("run", "again"))
+    assert first == second, "no number depends on the clock"
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "powerprop run split-mnist-strategies --preset smoke --strategies Naive ER" in html
 
@@ -136,7 +135,6 @@ def test_stopped_after_any_task_and_resumed(name: str, tmp_path: Path) -> None:
 
 def fake_rows(cfg: Config, folder: Path, accuracy: float, seeds: int = 1, **changes: Any) -> Rows:
     """What the jobs of all trainings found that learned two tasks, as published."""
-    (folder / TIMES).write_text("[1.0, 2.0]")
     values = [[accuracy], [accuracy, accuracy]]
     found = {
         "accuracies": dict.fromkeys(SCENARIOS, values), "validation": dict.fromkeys(SCENARIOS, accuracy),
@@ -221,26 +219,11 @@ def test_without_a_published_strength_it_is_the_default(name: str, default: floa
     assert strength_of(name, {"strength": 7}) == 7.0
 
 
-@pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.Adam])
-def test_a_typical_weight_learns_equally_fast_under_alpha(base: Any) -> None:
-    """The optimiser's step counts times the slope of w(φ) in φ, and once more in w, whatever the optimiser."""
-    moved = {}
-    for alpha in (1.0, 1.5):
-        weight = torch.nn.Parameter(torch.full((1, 3), 0.03, dtype=torch.float64))
-        model = torch.nn.Linear(3, 1, bias=False)
-        model.weight = weight
-        rate = equal_rate(1e-5, 0.03, alpha)
-        optimizer = Powerprop(base(model.parameters(), lr=rate), model, alpha=alpha, rate="paper")
-        model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
-        optimizer.step()
-        moved[alpha] = float(0.03 - weight.detach()[0, 0])
-    assert moved[1.5] == pytest.approx(moved[1.0], rel=1e-3)
-
-
 def test_the_rate_is_a_factor_of_the_protocol_s() -> None:
     for alpha, rate in ((1.0, 1.0), (1.0, 3.0), (1.5, 3.0)):
         learner = make_learner(SMOKE, load("mnist"), "Naive", alpha, "heads", 1.0, rate, 0, CPU)
-        assert learner.optimizer.param_groups[0]["lr"] == equal_rate(rate * 1e-3, SMOKE.magnitude, alpha)
+        assert learner.optimizer.param_groups[0]["lr"] == rate * 1e-3
+        assert learner.optimizer.rate == "matched"
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -328,7 +311,7 @@ def test_what_powerprop_adds(tmp_path: Path) -> None:
     rows = fake_rows(cfg, tmp_path, 0.5)
     for row in rows.where(alpha=cfg.alpha):
         row["accuracies"] = {"task-incremental": [[0.6], [0.6, 0.7]]}
-    head = twins_headline(cfg, measure(cfg, rows, {pair: Choice() for pair in trainings(cfg)}))
+    head = twins_headline(cfg, measure(cfg, rows, {pair: Choice() for pair in trainings(cfg)}), "")
     assert head is not None
     assert head.ours == "EWC +15.00 points"
 
@@ -343,24 +326,17 @@ def test_a_page_with_empty_columns_and_runs_that_diverged(tmp_path: Path) -> Non
     assert len(page.sections[-1].text.split("\n\n")) == 3
     (table,) = page.sections[0].tables
     found = {row[0]: row[1:] for row in table.rows}
-    assert found["HAT"] == [Mean.of([0.5]), None, None, Mean.of([0.9]), 2.0, 3.0]
-    assert found["SI"] == [None] * 6
+    assert found["HAT"] == [Mean.of([0.5]), None, None, Mean.of([0.9]), 2.0]
+    assert found["SI"] == [None] * 5
     assert "class-incremental, 16 images" in table.to_markdown()
 
 
 def test_bad_settings() -> None:
     for change, message in (
-        ({"benchmark": "mnist"}, "benchmark must be one of split-mnist, permuted-mnist, split-cifar100, got 'mnist'"),
-        ({"strategies": ()}, r"strategies must be some, each once, got \(\)"),
         ({"strategies": ("Ewc",)}, "strategies on split-mnist must be all, or some of .*, got 'Ewc'"),
-        ({"scenarios": ("stream",)}, "scenarios must be one of task-incremental, .*, got 'stream'"),
         ({"powerprop": ("Ewc",)}, "powerprop must be some of .*, got 'Ewc'"),
-        ({"alpha": 1.0}, r"alpha must be above 1, got 1\.0"),
-        ({"strengths": (0.0, 1.0)}, r"strengths must be above 0, got 0\.0"),
-        ({"epochs": 0.0}, r"epochs must be above 0, got 0\.0"),
         ({"economy": False, "generator_steps": 9}, "generator_steps are the published ones without economy, got 9"),
         ({"tasks": 6}, "tasks must be at most the 5 of split-mnist, got 6"),
-        ({"validation": 0}, "validation must be at least 1, got 0"),
         ({"images": 200}, "validation must be below the 200 images, got 200"),
         ({"benchmark": "split-cifar100", "width": 16}, "width is of fully connected networks, .* got 16"),
         (

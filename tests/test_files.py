@@ -23,7 +23,7 @@ from powerprop.export.file import read as read_model
 from powerprop.export.file import write as write_model
 from powerprop.files import FileError, cause, naming, read_tensors, replacing, sweep, write_atomically, write_tensors
 from powerprop.masks import Masks, pack
-from powerprop_paper.json_files import read_json
+from powerprop_paper.folder import read_json
 from powerprop_paper.models import mlp
 from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -129,6 +129,9 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
         read_tensors(path, "numbers-1")
     torch.save({"format": "another"}, path)
     with pytest.raises(CheckpointError, match="was not written by powerprop"):
+        load_checkpoint(path)
+    torch.save(torch.nn.Linear(2, 2), path)  # which only a pickle could make again
+    with pytest.raises(CheckpointError, match="is damaged or not a checkpoint"):
         load_checkpoint(path)
     for missing in (tmp_path / "none", tmp_path):
         with pytest.raises(OSError, match=str(missing)):

@@ -69,15 +69,11 @@ def test_inference(flops: Flops, sparsity: float, distribution: str, stem: str, 
         (0.9, "uniform", "sparse", 0.52),
         (0.8, "erk", "sparse", 2.09),
         (0.9, "erk", "sparse", 1.23),
+        (0.9, "uniform", "dense", 0.644),  # the protocol's dense stem costs more than the 0.52x printed
     ],
 )
 def test_rigl_five_times_as_long(flops: Flops, sparsity: float, distribution: str, stem: str, printed: float) -> None:
     assert 5 * flops.training(RIGL, densities(sparsity, distribution, stem)) == near(printed)
-
-
-def test_rigl_with_the_dense_stem_of_the_protocol(flops: Flops) -> None:
-    """What 5x RigL at uniform 90% costs when its first convolution is counted as it is: more than the 0.52x printed."""
-    assert 5 * flops.training(RIGL, densities(0.9, "uniform")) == near(0.644)
 
 
 @pytest.mark.parametrize(

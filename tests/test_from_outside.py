@@ -87,13 +87,14 @@ def test_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRATEGIES, "Decay", Decay)
     strategy_contract.test_a_loop_of_ones_own_is_the_same_to_the_bit("decay", "regression")
     strategy_contract.test_learns_two_tasks("decay", "classification")
-    strategy_contract.test_a_file_makes_the_learner("decay", tmp_path)
+    strategy_contract.test_saved_after_a_task_it_goes_on_to_the_bit("decay", "classification", tmp_path)
     names = shown(
         LEARNING["permuted-mnist-strategies"],
         "permuted-mnist, all tasks",
         tmp_path,
         strategies=("Naive", "Decay"),
         powerprop=("Decay",),
+        scenarios=("domain-incremental",),
     )
     assert names == ["Naive", "Decay", "Powerprop + Decay"]
     assert method_look(names[-1]) == Look(AZURE, "*")

@@ -33,7 +33,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(folder: Path) -> str:
     """What a copy of the kernel's package in this folder says, which must be usable whatever it finds there."""
-    for file in Path(inspect.getfile(kernel)).parent.glob("*.[cp]*"):
+    for file in (Path(inspect.getfile(kernel)).with_name(name) for name in ("__init__.py", *kernel._SOURCES)):
         shutil.copy(file, folder)
     spec = importlib.util.spec_from_file_location(
         "probe", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -84,7 +84,7 @@ def test_somebody_elses_library_is_not_used(tmp_path: Path) -> None:
 @needs_kernel
 def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
     content = library().read_bytes()
-    sums = b"".join(sha256(p.read_bytes()).hexdigest().encode() for p in sorted(library().parent.glob("*.c")))
+    sums = b"".join(sha256(p.read_bytes()).hexdigest().encode() for p in map(library().with_name, kernel._SOURCES))
     assert content.count(sums) == 1
     (tmp_path / kernel._NAME).write_bytes(content.replace(sums, sums[::-1]))
     assert said(tmp_path).endswith("is of other sources than these: install the package again, or run `make kernel`")

@@ -14,7 +14,7 @@ import pytest
 
 from powerprop import kernel
 
-SOURCES = sorted(map(str, Path(inspect.getfile(kernel)).parent.glob("*.c")))
+SOURCES = [str(Path(inspect.getfile(kernel)).with_name(name)) for name in kernel._SOURCES]
 CASES = [Path(__file__).with_name(f"sanitizer_{kind}.py") for kind in ("cases", "sparse")]
 FLAGS = [
     "-std=gnu11",
@@ -44,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
     sums = "".join(hashlib.sha256(Path(source).read_bytes()).hexdigest() for source in SOURCES)
     known = f'-DPOWERPROP_SOURCES="{sums}"'
-    command = [compiler(), *FLAGS, known, *SANITIZE, *SOURCES, "-o", str(folder / kernel._NAME), "-lm"]
+    code = [source for source in SOURCES if source.endswith(".c")]
+    command = [compiler(), *FLAGS, known, *SANITIZE, *code, "-o", str(folder / kernel._NAME), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if "cannot find" in done.stderr and "san" in done.stderr:
         pytest.skip(f"{command[0]} has no sanitizers: {done.stderr.strip()[-200:]}")

@@ -51,7 +51,7 @@ def test_what_is_no_text(tmp_path: Path, no_data_places: None) -> None:
         (tmp_path / "odd").write_bytes(content)
         with pytest.raises(DataCorrupt, match=message):
             load_text(str(tmp_path / "odd"))
-    with pytest.raises(DataNotFound, match=r"tinyshakespeare(.|\n)*no download was asked for"):
+    with pytest.raises(DataNotFound, match=r"data set 'tinyshakespeare' was not found(.|\n)*put the file"):
         load_text(download=False)
     wrong = tmp_path / "cache" / "powerprop" / "tinyshakespeare" / "input.txt"
     wrong.parent.mkdir(parents=True)
@@ -182,13 +182,13 @@ def sparse_row(method: str, lr: float, test: float) -> Row:
 
 def test_gpt_sparse_chooses_by_nats_and_says_what_powerprop_adds() -> None:
     tried = Rows([sparse_row("rigl", 1e-3, 1.9), sparse_row("rigl", 2e-3, 1.8), sparse_row("pp-rigl", 2e-3, 1.7)])
-    assert sparse.choose(tried, "rigl") == 2e-3
-    config = replace(sparse.PRESETS["smoke"], methods=("dense", "rigl", "pp-rigl"))
+    config = replace(sparse.PRESETS["smoke"], methods=("dense", "rigl", "pp-rigl"), lrs=(1e-3, 2e-3))
+    assert sparse.choose(config, tried, "rigl") == 2e-3
     found = sparse.headline(config, tried.where(lr=2e-3))
     assert found is not None
     assert found.ours == "RigL 1.700 against 1.800"
-    with pytest.raises(RunError, match="SET diverged at every learning rate"):
-        sparse.choose(tried, "set")
+    with pytest.raises(RunError, match=r"SET diverged with everything that was tried: 0.001, 0.002"):
+        sparse.choose(config, tried, "set")
     with pytest.raises(ValueError, match="method must be one of .*, got 'lottery'"):
         replace(config, methods=("lottery",))
 
@@ -196,7 +196,7 @@ def test_gpt_sparse_chooses_by_nats_and_says_what_powerprop_adds() -> None:
 def test_gpt_texts(tmp_path: Path) -> None:
     summary = run_smoke(texts.EXPERIMENTS["gpt-texts"], tmp_path)
     shown = {row["0"]: row for row in table(summary, "Bits per byte")}
-    assert list(shown) == [texts.LABELS[name] for name in texts.PRESETS["smoke"].strategies]
+    assert list(shown) == [way.label for way in texts.WAYS.values()]
     for name, found in shown.items():
         packed = "PackNet" in name
         assert found["earlier texts to the bit"] == f"{int(packed)} of 1 runs"
@@ -209,10 +209,8 @@ def test_gpt_texts(tmp_path: Path) -> None:
 def test_what_is_forgotten_is_what_a_text_has_lost_since_it_was_learned() -> None:
     found = Row({"bits": [[3.0], [3.5, 4.0], [3.75, 4.5, 2.0]]}, Path())
     assert texts.forgotten(found) == pytest.approx((0.75 + 0.5) / 2)
-    with pytest.raises(ValueError, match="a text must be one of Shakespeare, .*, got 'Latin'"):
+    with pytest.raises(ValueError, match="order must be one of Shakespeare, .*, got 'Latin'"):
         replace(texts.PRESETS["smoke"], order=("Latin",))
-    with pytest.raises(ValueError, match="strategy must be one of naive, .*, got 'gem'"):
-        replace(texts.PRESETS["smoke"], strategies=("gem",))
 
 
 def row(method: oneshot.Method, lr: float, dense: float, pruned: list[float]) -> Row:
@@ -221,14 +219,15 @@ def row(method: oneshot.Method, lr: float, dense: float, pruned: list[float]) ->
     return Row({"width": 16, **method._asdict(), "lr": lr, "seed": 0, **nats}, Path())
 
 
-def test_the_rate_is_that_of_the_best_pruned_of_the_good_dense_networks() -> None:
-    config, plain = replace(oneshot.PRESETS["smoke"], lrs=(1e-3, 2e-3, 4e-3), tolerance=0.02), oneshot.Method()
+def test_the_rate_is_that_of_the_best_pruned_of_the_good_dense_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, plain = replace(oneshot.PRESETS["smoke"], lrs=(1e-3, 2e-3, 4e-3)), oneshot.Method()
     tuning = Rows([row(plain, 1e-3, 1.6, [2.0]), row(plain, 2e-3, 1.61, [1.9]), row(plain, 4e-3, 1.7, [1.8])])
     assert oneshot.choose(config, tuning, plain, 16) == 2e-3
-    assert oneshot.choose(replace(config, tolerance=0.0), tuning, plain, 16) == 1e-3
     lost = Rows([Row({"width": 16, **plain._asdict(), "lr": 1e-3, "seed": 0, "diverged": "nan"}, Path())])
-    with pytest.raises(RunError, match="AdamW diverged at every learning rate of 0.001, 0.002, 0.004"):
+    with pytest.raises(RunError, match=r"AdamW diverged with everything that was tried: 0.001, 0.002, 0.004"):
         oneshot.choose(config, lost, plain, 16)
+    monkeypatch.setattr(oneshot, "TOLERANCE", 0.0)
+    assert oneshot.choose(config, tuning, plain, 16) == 1e-3
 
 
 def test_the_headline_is_of_the_best_power() -> None:
@@ -237,17 +236,18 @@ def test_the_headline_is_of_the_best_power() -> None:
     nats = ([1.7, 2.0], [1.72, 1.9], [1.73, 1.8])
     rows = Rows(row(method, 4e-3, 1.6, pruned) for method, pruned in zip(methods, nats, strict=True))
     lrs = {(16, method): 4e-3 for method in methods}
-    found = oneshot.headline(config, rows, lrs)
+    stats, found = oneshot.verdict_of(config, oneshot.networks(config, rows, lrs))
     assert found is not None
     assert found.what.startswith("Powerprop, α = 2 against AdamW")
     assert found.ours == "dense 1.600 against 1.600; pruned 1.800 against 2.000"
-    assert [stat.value for stat in oneshot.stats(config, rows, lrs)] == ["1.800 nats", "2.000 nats"]
+    assert [stat.value for stat in stats] == ["1.800 nats", "2.000 nats"]
 
 
-def test_the_penalty_shrinks_weights_and_nothing_else() -> None:
-    model, config = net(), oneshot.PRESETS["smoke"]
+def test_the_penalty_shrinks_weights_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "WEIGHT_DECAY", 0.0)
+    model = net()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = oneshot.make_optimizer(replace(config, weight_decay=0.0), model, oneshot.Method(l1=0.5), 0.01)
+    optimizer = oneshot.make_optimizer(model, oneshot.Method(l1=0.5), 0.01)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -260,8 +260,6 @@ def test_the_penalty_shrinks_weights_and_nothing_else() -> None:
 
 def test_the_schedule() -> None:
     assert [round(language.rate(done, 0.2), 3) for done in (0.0, 0.1, 0.2, 0.6, 1.0)] == [0.0, 0.5, 1.0, 0.5, 0.0]
-    assert language.rate(0.5, 1.0) == 0.5
-    assert language.rate(1.0, 1.0) == 1.0
 
 
 def test_nats_are_those_of_windows_that_follow_one_another() -> None:
@@ -278,9 +276,6 @@ def test_nats_are_those_of_windows_that_follow_one_another() -> None:
     ("change", "message"),
     [
         ({"alphas": (2.0,)}, r"alphas must have 1, the baseline, got \(2.0,\)"),
-        ({"test": 0.0}, "test must be above 0, got 0.0"),
-        ({"sparsities": (0.5, 1.0)}, "sparsities must be below 1, got 1.0"),
-        ({"ways": ("wanda, global",)}, "ways must be one of magnitude, uniform"),
     ],
 )
 def test_bad_settings(change: dict[str, Any], message: str) -> None:

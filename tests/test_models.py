@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -193,6 +194,10 @@ def test_dropout_acts_in_training_only() -> None:
         (lambda: models.mlp([4, 2], heads=-1), "heads must be 0 .* got -1"),
         (lambda: models.conv6(width=0), "width must be positive, got 0"),
         (lambda: models.mlp([4, 2])(torch.zeros(1, 4), 1), "one output layer for all tasks, got task=1"),
+        *(
+            (partial(models.fast_cifar, widths=widths), "widths must be one to four positive numbers of channels, got ")
+            for widths in ((), (0,), (1, 2, 3, 4, 5))
+        ),
     ],
 )
 def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
@@ -213,9 +218,3 @@ def test_the_fast_network_keeps_its_memory_format() -> None:
     inner = last.blocks(last.stem(x.to(memory_format=torch.channels_last)))
     assert inner.is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(plain(x), last(x.to(memory_format=torch.channels_last)), atol=1e-5)
-
-
-@pytest.mark.parametrize("widths", [(), (0,), (1, 2, 3, 4, 5)])
-def test_widths_that_do_not_fit(widths: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="widths must be one to four positive numbers of channels, got "):
-        models.fast_cifar(widths=widths)

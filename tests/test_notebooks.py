@@ -28,5 +28,6 @@ def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.Monke
             pytest.skip(f"{missing}")
 
 
-def test_both_notebooks_are_there() -> None:
-    assert [n.name for n in NOTEBOOKS] == ["continual.ipynb", "start.ipynb"]
+def test_all_notebooks_are_there() -> None:
+    names = "continual", "export", "language-models", "sparse-training", "start"
+    assert [n.name for n in NOTEBOOKS] == [f"{name}.ipynb" for name in names]

@@ -1,4 +1,4 @@
-"""Every decimal of the README's results, and of the notes beside results, stands in a committed file of that result."""
+"""Every decimal of results in the README, docs/evidence.md and notes stands in a committed file of that result."""
 
 from __future__ import annotations
 
@@ -96,14 +96,22 @@ def units(text: str) -> Iterator[tuple[str, list[Path]]]:
     for block in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         for unit in block.splitlines() if block.startswith("|") else [block]:
             named = [RESULTS / name for name in NAMES if re.search(rf"`{name}`|results/{name}/", unit)]
-            named += [(ROOT / path).parent for path in re.findall(r"\((docs/images/\S+\.json)\)", unit)]
+            named += [
+                ROOT / "docs" / Path(path).parent for path in re.findall(r"\((?:docs/)?(images/\S+\.json)\)", unit)
+            ]
             places = named or places
             yield unit, places
 
 
-def test_the_numbers_of_the_readme_stand_in_what_they_are_of() -> None:
-    text = (ROOT / "README.md").read_text()
-    results = text[text.index("## Results") : text.index("## Know before you use it")]
+def of_results(page: str) -> str:
+    """What a page says of results."""
+    text = (ROOT / page).read_text()
+    return text[text.index("## Results") : text.index("## Know before you use it")] if page == "README.md" else text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
+def test_the_numbers_of_results_stand_in_what_they_are_of(page: str) -> None:
+    results = of_results(page)
     missing = [
         f"{number} in {unit[:60]!r}, which speaks of {[place.name for place in places]}"
         for unit, places in units(results)

@@ -5,7 +5,6 @@ import io
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import powerprop as pp
-from nets import same, weights
+from nets import flat, same, weights
 from optimisers import BASIC, CASES, DIFFERENTIABLE, LOOPS, SPARSE, Case, closing, go, loss_of, small
 from powerprop.reparam import psi, psi_inverse
 
@@ -488,14 +487,6 @@ def test_a_skipped_step_of_the_scaler_changes_nothing(case: Case, dtype: torch.d
         scaler.update()
     assert flat(before) == flat((model.state_dict(), optimizer.state_dict()))
     assert method.step == 1
-
-
-def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Everything in nested containers, by its place."""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for key, part in items for k, v in flat(part, f"{path}/{key}").items()}
-    return {path: value.tolist() if isinstance(value, Tensor) else value}
 
 
 def test_weights_without_memory_are_an_error_that_names_them() -> None:

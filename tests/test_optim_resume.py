@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 import powerprop as pp
 from nets import BASES as EVERY_BASE
-from nets import net, one_weight, same, train, weights, wrap
+from nets import flat, net, one_weight, same, train, weights, wrap
 from resume import ALPHAS, BASES, BEFORE, SPARSIFIERS, begun, ends_alike, plain, wrapped
 
 every_method = pytest.mark.parametrize("method", SPARSIFIERS)
@@ -27,8 +27,10 @@ ORDERS = ["weights, wrap, state", "wrap, weights, state", "wrap, state, weights"
 """The last is Hugging Face's Trainer: accelerate loads a fresh optimiser's own state into it when it takes it over."""
 
 
-def resumed_in(order: str, saved: dict[str, Any], wrapping: Callable[[nn.Module], pp.Powerprop]) -> Any:
-    model, optimizer = plain(7), None
+def resumed_in(
+    order: str, saved: dict[str, Any], wrapping: Callable[[nn.Module], pp.Powerprop], dtype: torch.dtype = torch.float32
+) -> Any:
+    model, optimizer = plain(7).to(dtype), None
     for verb in order.split(", "):
         if verb == "wrap":
             optimizer = wrapping(model)
@@ -48,52 +50,23 @@ def base_for(method: str, alpha: float) -> str:
     return list(BASES)[([*SPARSIFIERS].index(method) + ALPHAS.index(alpha)) % len(BASES)]
 
 
-@every_method
+PRECISIONS = [(m, torch.float32) for m in SPARSIFIERS] + [
+    (m, dtype) for m in ("dense", "rigl", "topkast") for dtype in (torch.bfloat16, torch.float64)
+]
+
+
+@pytest.mark.parametrize(("method", "dtype"), PRECISIONS)
 @every_alpha
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_resumes_bit_identically(order: str, method: str, alpha: float) -> None:
+def test_every_order_resumes_bit_identically(order: str, method: str, dtype: torch.dtype, alpha: float) -> None:
     base = base_for(method, alpha)
-    model, optimizer = begun(method, base, alpha)
+    model, optimizer = begun(method, base, alpha, dtype)
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    again, resumed = resumed_in(order, saved, lambda m: wrapped(m, method, base, alpha))
+    again, resumed = resumed_in(order, saved, lambda m: wrapped(m, method, base, alpha), dtype)
     assert ends_alike(model, optimizer, again, resumed)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("method", ["dense", "rigl", "topkast"])
-@every_alpha
-def test_every_order_in_other_precisions(order: str, method: str, dtype: torch.dtype, alpha: float) -> None:
-    def start(seed: int) -> nn.Module:
-        return plain(seed).to(dtype)
-
-    def go(model: nn.Module, optimizer: pp.Powerprop, steps: int) -> None:
-        generator = torch.Generator().manual_seed(steps)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.randn(8, 6, generator=generator).to(dtype)).square().mean().backward()
-            optimizer.step()
-
-    model = start(0)
-    optimizer = wrapped(model, method, "adamw", alpha)
-    go(model, optimizer, 5)
-    saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    again = start(7)
-    if order.startswith("weights"):
-        again.load_state_dict(saved["model"])
-    resumed = wrapped(again, method, "adamw", alpha)
-    for verb in order.split(", ")[1:]:
-        if verb == "weights":
-            again.load_state_dict(saved["model"])
-        if verb == "state":
-            resumed.load_state_dict(saved["optimizer"])
-    assert same(model, again)
-    go(model, optimizer, 4)
-    go(again, resumed, 4)
-    assert same(model, again)
 
 
 @pytest.mark.parametrize("alpha", [1.375, 2.0])
@@ -255,12 +228,6 @@ def snapshot(optimizer: pp.Powerprop) -> Any:
 
 
 def unchanged(optimizer: pp.Powerprop, before: Any) -> bool:
-    def flat(value: Any, path: str = "") -> dict[str, Any]:
-        if isinstance(value, (dict, list, tuple)):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            return {k: v for key, part in items for k, v in flat(part, f"{path}/{key}").items()}
-        return {path: value.tolist() if isinstance(value, torch.Tensor) else value}
-
     return flat(before) == flat(snapshot(optimizer))
 
 
@@ -302,7 +269,10 @@ def instead(key: str, value: Any) -> Callable[[dict[str, Any]], object]:
         (without("powerprop"), r"the state is of weights \['0\.weight'\], not \['0\.weight', '2\.weight'\]"),
         (without("powerprop_active"), r"the state of '2\.weight' must hold a tensor 'powerprop_active', got nothing"),
         (instead("powerprop_active", torch.zeros(1).byte()), r"'powerprop_active' of '2\.weight': a mask of shape"),
-        (instead("powerprop_active", torch.zeros(4)), r"'powerprop_active' of '2\.weight' must hold bytes, got torch"),
+        (
+            instead("powerprop_active", torch.zeros(4)),
+            r"'powerprop_active' of '2\.weight': a mask .* packs to \d+ bytes, got 4 of torch",
+        ),
         (instead("powerprop", torch.zeros(2)), r"'powerprop' of '2\.weight' must hold at least 3 numbers, got \[0"),
         (lambda s: s["state"][0]["powerprop_sparsify"].zero_(), "'powerprop_sparsify' is not a sparsifier's state"),
         (lambda s: s["state"][0].pop("powerprop_sparsify_generator"), "is not a sparsifier's state"),

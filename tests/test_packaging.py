@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SOURCES = {path.name for path in (ROOT / "src/powerprop/kernel").iterdir() if path.suffix in (".py", ".c", ".h")}
 TRAIN = """
 import torch, powerprop as pp
 torch.manual_seed(0)
@@ -104,8 +105,7 @@ def contents(made: Path) -> Iterator[str]:
 
 def test_the_sdist_has_the_sources_and_nothing_built(sdist: Path) -> None:
     inside = [name.split("/", 1)[1] for name in contents(sdist)]
-    sources = {f"src/powerprop/kernel/{name}" for name in ("kernel.c", "sparse.c", "__init__.py")}
-    assert {"cmake/CMakeLists.txt", *sources} == set(inside)
+    assert {"cmake/CMakeLists.txt", *(f"src/powerprop/kernel/{name}" for name in SOURCES)} == set(inside)
 
 
 def test_a_wheel_of_the_tree_has_the_kernel_and_trains_with_it(tools: dict[str, str], tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_wheel_of_the_tree_has_the_kernel_and_trains_with_it(tools: dict[str, 
     assert "-py3-none-" in made.name
     assert not made.name.endswith("-any.whl")
     inside = {name.rsplit("/", 1)[1] for name in contents(made)}
-    assert inside == {"__init__.py", "kernel.c", "sparse.c", "libpowerprop.kernel.so"}
+    assert inside == {*SOURCES, "libpowerprop.kernel.so"}
     package, backend = trained(made, tmp_path / "env")
     assert backend.startswith(f"kernel: {package / 'kernel'}")
 

@@ -90,7 +90,7 @@ def test_no_batches_is_an_error_and_changes_nothing() -> None:
     model[1].running_mean.fill_(2.0)
     with pytest.raises(ValueError, match="recalibrate needs at least one batch, got none"):
         recalibrate(model, [])
-    with pytest.raises(TypeError, match="a batch must be a tensor or begin with one, got str"):
+    with pytest.raises(TypeError, match="a batch must be a tensor, begin with one or map keywords to them, got str"):
         recalibrate(model, ["image.jpg"])
     assert (model[1].running_mean == 2).all()
 

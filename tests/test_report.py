@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -28,7 +31,7 @@ class Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        if tag not in {"meta", "link", "img"}:
+        if tag not in {"meta", "link", "img", "input"}:
             self.open.append(tag)
         for name, value in attrs:
             assert not name.startswith("on")
@@ -43,7 +46,7 @@ class Links(HTMLParser):
 
 ABOUT: dict[str, Any] = {
     "command": f"powerprop run x {HOSTILE}",
-    "config": {"alpha": [1, 2], "sgd": {"lr": 0.1, "note": HOSTILE}, "empty": {}},
+    "config": {"alpha": [1, 2], "lr": 0.1, "note": HOSTILE, "empty": []},
     "versions": {"torch": "2.13"},
 }
 
@@ -83,7 +86,7 @@ def test_a_page_is_one_file_that_loads_nothing(text: str) -> None:
 
 def test_everything_on_a_page_is_escaped_and_present(text: str) -> None:
     assert "<script" not in text
-    for part in ("sgd.lr", "0.1", "[1, 2]", "+30 points", "2.13", "Figure 2.", "<code>code</code>", "75.0 ± 7.1"):
+    for part in (">lr<", "0.1", "[1, 2]", "+30 points", "2.13", "Figure 2.", "<code>code</code>", "75.0 ± 7.1"):
         assert part in text
     assert text.count("<p>") == 4
     assert '<pre class="command"><code>powerprop run x &lt;script' in text
@@ -97,8 +100,15 @@ def test_every_picture_has_words_that_say_what_it_shows(text: str) -> None:
 
 def test_anchors_are_distinct_and_lead_somewhere(text: str) -> None:
     found = Links(text)
-    assert found.ids == ["accuracy", "accuracy-2", "4"]
-    assert [anchor.removeprefix("#") for anchor in found.anchors] == found.ids
+    assert found.ids == ["section-1", "section-2", "section-3"]
+    assert [anchor.removeprefix("#") for anchor in found.anchors if anchor.startswith("#")] == found.ids
+
+
+def test_a_table_can_be_had_as_comma_separated_values(text: str) -> None:
+    (link,) = (anchor for anchor in Links(text).anchors if not anchor.startswith("#"))
+    kind, _, content = link.partition(",")
+    assert kind == "data:text/csv;charset=utf-8"
+    assert list(csv.reader(io.StringIO(unquote(content)))) == list(csv.reader(io.StringIO(accuracy_table().to_csv())))
 
 
 def test_a_failed_page_leaves_the_old_one(out: Path, text: str, tmp_path: Path) -> None:

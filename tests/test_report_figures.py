@@ -170,6 +170,19 @@ def test_bad_curves_are_refused(x: list, values: list, message: str) -> None:
         Curve("c", 2, x, values)
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Image]:
+    """One of every kind, drawn without touching the global state of matplotlib."""
+    import matplotlib
+
+    before, pyplot = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
+    found = draw_all(folder := tmp_path_factory.mktemp("figures"))
+    assert dict(matplotlib.rcParams) == before
+    assert ("matplotlib.pyplot" in sys.modules) == pyplot
+    assert sorted(folder.iterdir()) == sorted(image.path for image in found)
+    return found
+
+
 def draw_all(folder: Path) -> list[Image]:
     random = np.random.default_rng(0)
     before = random.normal(0, 0.05, 3000)
@@ -201,19 +214,12 @@ def draw_all(folder: Path) -> list[Image]:
     ]
 
 
-def test_figures_are_written_without_touching_global_state(tmp_path: Path) -> None:
-    import matplotlib
-
-    before, pyplot = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
-    images = draw_all(tmp_path / "new")
-    assert dict(matplotlib.rcParams) == before
-    assert ("matplotlib.pyplot" in sys.modules) == pyplot
+def test_figures_have_a_size_and_words(images: list[Image]) -> None:
     for image in images:
         width, height = size_of(image.path)
         assert width > 300
         assert height > 120
         assert len(image.alt) > 20
-    assert sorted((tmp_path / "new").iterdir()) == sorted(image.path for image in images)
 
 
 def test_a_figure_is_the_same_every_time(tmp_path: Path) -> None:
@@ -228,9 +234,9 @@ def test_the_colour_of_alpha_is_in_the_picture(tmp_path: Path) -> None:
         assert (f"stroke: {alpha_colour(alpha)}" in text) == there
 
 
-def test_pictures_fit_dark_pages(tmp_path: Path) -> None:
+def test_pictures_fit_dark_pages(images: list[Image]) -> None:
     """The ground is transparent, and every colour has a rule for dark pages."""
-    for image in draw_all(tmp_path):
+    for image in images:
         text = image.path.read_text()
         drawn, rules = text.split("</style>", 1)[1], text.split("</style>", 1)[0]
         assert not re.search(r'id="patch_1">\s*<path[^>]*fill: #', drawn), image.path

@@ -14,7 +14,7 @@ from rich.console import Console
 import toys
 from powerprop_paper.cli import FAMILIES, find
 from powerprop_paper.commands import BENCHMARKS
-from powerprop_paper.json_files import write_json
+from powerprop_paper.folder import write_json
 from powerprop_paper.pages import PROVES, Figure, Headline, Page, Section, Stat, command, data_of, numbers, write
 from powerprop_paper.report import Bars, Curve, Mean, Point, pruning_curves
 from powerprop_paper.report.page import HEADLINE, LONG, index, markdown, write_docs
@@ -83,8 +83,8 @@ def test_whatever_is_drawn_is_plain_data() -> None:
     ("changes", "options"),
     [
         ({}, ""),
-        ({"alphas": (1.0, 1.5), "retrain_steps": 700}, " --alphas 1 1.5 --retrain-steps 700"),
-        ({"matrix": False, "scale_lr": False}, " --no-scale-lr --no-matrix"),
+        ({"alphas": (1.0, 1.5), "retrain_steps": 700}, " --retrain-steps 700 --alphas 1 1.5"),
+        ({"matrix": False, "rate": "paper"}, " --rate paper --no-matrix"),
         ({"decay": ()}, " --decay"),
     ],
 )
@@ -119,17 +119,6 @@ def test_a_smoke_page_proves_that_it_runs_and_claims_nothing(tmp_path: Path) -> 
     assert HEADLINE not in text
     assert "75.0" in text
     assert "**75.0" not in text
-
-
-def test_docs_of_a_run_have_its_pictures_and_link_its_notes(tmp_path: Path) -> None:
-    written(tmp_path / "run")
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "notes.md").touch()
-    write_docs(tmp_path / "run", docs)
-    assert (docs / "a.svg").read_bytes() == (tmp_path / "run" / "figures" / "a.svg").read_bytes()
-    assert (docs / "summary.json").read_bytes() == (tmp_path / "run" / "summary.json").read_bytes()
-    assert "[Notes on this experiment](notes.md)" in (docs / "README.md").read_text()
 
 
 # --- the index ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
 import signal
@@ -20,12 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import runs
 from powerprop.continual import EfficientPackNet, Naive, diagonal_fisher
-from powerprop_paper import pages
 from powerprop_paper.cli import main
 from powerprop_paper.experiments import world
 from powerprop_paper.experiments.world import EXPERIMENTS, METHODS, PRESETS, Method, MethodRows, bootstrap, make_agent
@@ -42,7 +39,7 @@ from powerprop_paper.rl.envs import (
 )
 from powerprop_paper.rl.loop import agent_state, load_agent
 from powerprop_paper.rl.networks import TwinCritic, squashed
-from powerprop_paper.run import Row, Rows, Run
+from powerprop_paper.run import Row, Rows
 from powerprop_paper.train import CheckpointError, load_checkpoint, save_checkpoint
 
 SMALL = Settings(
@@ -385,7 +382,7 @@ def test_success_and_forgetting() -> None:
     measured = MethodRows(Method("fine-tuning"), rows)
     assert measured.success.mean == pytest.approx((0.5 + 0.8) / 2)
     assert measured.forgetting.mean == pytest.approx((0.4 + 0.0) / 2)
-    assert measured.of_task(0) == pytest.approx([0.8, 0.8, 0.4])
+    assert world.task_table(replace(TINY, tasks=("reach", "push")), [measured]).rows[0][1] == "0.80 → 0.80 → 0.40"
     assert measured.moved == 0.25  # of the last task there is nothing to say
 
 
@@ -555,17 +552,9 @@ def test_clips_are_animations(tmp_path: Path) -> None:
 # --- the experiment -----------------------------------------------------------------------------------------------
 
 
-def run(config: world.Config, out: Path) -> dict[str, Any]:
-    experiment = EXPERIMENTS["continual-world"]
-    with Run(experiment, "smoke", config, out, workers=1, console=Console(file=io.StringIO())) as run:
-        pages.write(experiment.main(config, run), run)
-    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return summary
-
-
 @metaworld
 def test_the_experiment_at_smoke_scale(tmp_path: Path) -> None:
-    found = run(PRESETS["smoke"], tmp_path)
+    found = runs.run_smoke(EXPERIMENTS["continual-world"], tmp_path)
     naive, packed = found["sections"][0]["tables"][0]["rows"]
     assert [naive[0], packed[0]] == ["fine-tuning", "Powerprop + EfficientPackNet (α = 1.5)"]
     assert float(naive[3]) > 0

@@ -20,8 +20,16 @@ from rich.console import Console
 import toys
 from powerprop.files import FileError
 from powerprop_paper import run as harness
-from powerprop_paper.folder import LAYOUT, changes, folder_name, locked, merged, remove_run
-from powerprop_paper.json_files import read_sealed_json, write_sealed_json
+from powerprop_paper.folder import (
+    LAYOUT,
+    changes,
+    folder_name,
+    locked,
+    merged,
+    read_sealed_json,
+    remove_run,
+    write_sealed_json,
+)
 from powerprop_paper.report import Mean
 from powerprop_paper.run import JobsFailedError, Row, Rows, RunError
 from powerprop_paper.train.distributed import Ranks
@@ -120,10 +128,9 @@ def test_more_jobs_than_anybody_can_run(tmp_path: Path, monkeypatch: pytest.Monk
 # --- what fails, fails alone ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_job_that_crashes_fails_alone(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_crashes_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BREAK, "crash=1")
-    with run_of(tmp_path, workers=workers) as run:
+    with run_of(tmp_path) as run:
         rows = run.map(toys.train, toys.jobs(Config()))
         assert [row.get("failed") for row in rows] == [None, "KeyError: 'by hand'", None, "KeyError: 'by hand'"]
         assert rows.lost == 2
@@ -148,7 +155,7 @@ def test_a_worker_that_is_killed_fails_its_job_alone(tmp_path: Path, monkeypatch
         *(f"jobs/train/{row.folder.name}/{name}" for row in again for name in ("row.json", "metrics.jsonl")),
     }
     whole = tmp_path.parent / "whole"
-    rows_of(whole, workers=2)
+    rows_of(whole)
     assert files(whole) == files(tmp_path)
 
 
@@ -160,15 +167,6 @@ def test_divergence_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert rows.where(alpha=1.0).mean("accuracy") == Mean.of([0.21])
     assert rows_of(tmp_path) == rows
     assert ran == [], "it would diverge again"
-
-
-def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BREAK, "full=0")
-    with pytest.raises(JobsFailedError) as error:
-        rows_of(tmp_path)
-    (failure,) = error.value.failures.values()  # the others would have met it too
-    assert failure.line == f"{tmp_path / JOB / 'checkpoint.pt'}: No space left on device"
-    assert failure.traceback == ""
 
 
 def taken(cfg: Config, folder: Path, progress: Any, seed: int) -> dict[str, int]:
@@ -300,7 +298,7 @@ def test_leftovers_are_swept_and_a_kill_at_the_very_start_is_no_harm(tmp_path: P
     for path in sorted((tmp_path / "jobs").rglob("*"), reverse=True):
         path.rmdir()
     (tmp_path / "jobs").rmdir()
-    (tmp_path / "times.json").unlink()
+    (tmp_path / "times.jsonl").unlink()
     rows_of(tmp_path)
     (tmp_path / JOB / ".checkpoint.pt.4711.tmp").touch()
     rows_of(tmp_path)
@@ -390,25 +388,11 @@ def test_versions_side_by_side() -> None:
 
 
 def test_seconds_are_in_a_file_of_their_own(tmp_path: Path) -> None:
-    rows_of(tmp_path)
-    times = json.loads((tmp_path / "times.json").read_text())
+    before, path = rows_of(tmp_path), tmp_path / "times.jsonl"
+    times = {line["job"]: line["seconds"] for line in map(json.loads, path.read_text().splitlines())}
     assert times.keys() == {f"train/alpha={alpha},seed={seed}" for alpha in (1, 2) for seed in (0, 1)}
-    (tmp_path / "jobs/train/alpha=1,seed=0/row.json").unlink()
-    rows_of(tmp_path)
-    again = json.loads((tmp_path / "times.json").read_text())
-    assert again.keys() == times.keys()
-    assert again["train/alpha=2,seed=1"] == times["train/alpha=2,seed=1"]
-
-
-@pytest.mark.parametrize("content", ["[]", "null", "{", '{"train/x": "long"}'])
-def test_seconds_that_were_edited(content: str, tmp_path: Path) -> None:
-    rows_of(tmp_path)
-    (tmp_path / "times.json").write_text(content)
-    (tmp_path / JOB / "row.json").unlink()
-    with pytest.raises(FileError, match=r"times.json .*; delete it: nothing depends on it"):
-        rows_of(tmp_path)
-    (tmp_path / "times.json").unlink()
-    assert rows_of(tmp_path).lost == 0
+    path.write_text("whatever")
+    assert rows_of(tmp_path) == before, "nothing depends on them"
 
 
 # --- one job at a time, and several ranks ---------------------------------------------------------------------------
@@ -449,13 +433,6 @@ def test_ranks_do_each_job_together_and_one_of_them_writes(tmp_path: Path) -> No
     again = torchrun(tmp_path / "run", "--distributed")
     assert again.returncode == 0, again.stderr
     assert "jobs\n" not in again.stdout
-
-
-def test_torchrun_with_jobs_of_one_process_is_one_line(tmp_path: Path) -> None:
-    done = torchrun(tmp_path / "run")
-    assert done.returncode != 0
-    assert "error: toy trains on one process per job, got 2 ranks; leave torchrun out" in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 # --- errors of the machine ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from powerprop_paper.display import Bars, Lines, display_for, note
+from powerprop_paper.display import Bars, Lines, display_for
 from powerprop_paper.pool import Failure, Progress, Work, _dismiss, _hire, default_workers, run_all
 
 
@@ -94,14 +94,6 @@ def test_what_a_job_leaves_behind_is_gone_before_the_next() -> None:
     assert list(outcome.results.values()) == [0, 0, 0]
 
 
-def test_ctrl_c_is_not_swallowed() -> None:
-    def interrupted(progress: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_all([Work("a", interrupted)], 1, Silent())
-
-
 def test_ctrl_c_does_not_reach_a_worker_that_is_still_starting() -> None:
     """A terminal sends it to the whole group; the parent decides, and says so in one line."""
     connection, process = _hire()
@@ -154,7 +146,3 @@ def test_bars_for_terminals() -> None:
     assert "step 1,500, accuracy 97.10%" in text.getvalue()
     assert "ValueError: [x]" in text.getvalue()
     assert display.progress.tasks[0].completed == 2
-
-
-def test_note() -> None:
-    assert note({"step": 2000, "loss": 0.123456, "accuracy": 0.5}) == "step 2,000, loss 0.1235, accuracy 50.00%"

@@ -117,7 +117,7 @@ def rows_of(out: Path, config: Config | None = None, **options: Any) -> Rows:
 def files(out: Path) -> dict[str, bytes]:
     """Everything in a run's folder that does not depend on the clock."""
     found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    return {name: content for name, content in found.items() if name not in ("times.json", ".lock")}
+    return {name: content for name, content in found.items() if name not in ("times.jsonl", ".lock")}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from powerprop_paper import data
 from powerprop_paper.cli import find
 from powerprop_paper.data import Images
 from powerprop_paper.experiments import world
-from powerprop_paper.experiments.baselines import strategies
 
 PRESET = "tiny"
 FAMILIES = {
@@ -133,11 +131,10 @@ def add_presets(setitem: Callable[[dict[str, Any], str, Any], None]) -> None:
 
 
 def stand_in(setattr: Callable[[Any, str, Any], None]) -> None:
-    """The made-up images, the stand-in of the arm, and a clock that stands still: a page shows how long jobs took."""
+    """The made-up images, and the stand-in of the arm."""
     setattr(data, "load", made_up)
     setattr(world, "MetaWorld", Arm)
     setattr(world, "task_name", str)
-    setattr(strategies, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 def install(root: Path) -> None:

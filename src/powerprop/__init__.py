@@ -15,7 +15,7 @@ from powerprop.sparse.linear import densify
 from powerprop.sparsify import DSR, SET, SNFS, SNIP, IterativePruning, RigL, Static, TopKAST
 from powerprop.sparsify.prune import magnitude_masks, prune, sparsity
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DSR",

@@ -4,6 +4,7 @@
     powerprop prune net.safetensors small.safetensors --sparsity 0.95
     powerprop export small.safetensors --model my_package.nets:make --shape 3 32 32
     powerprop bench-model small.safetensors --model my_package.nets:make --shape 3 32 32
+    powerprop advise my_model.py:make --goal "smaller file"
 
 `run`, `list`, `results`, `compare` and `show` are of the paper's experiments, `powerprop_paper`.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import powerprop
+from powerprop.advise import GOALS
 from powerprop.allocate import DISTRIBUTIONS
 from powerprop.commands import COMMANDS, SUFFIXES, CommandError
 from powerprop.export.programs import MissingOnnxError
@@ -132,7 +134,8 @@ def _parser() -> argparse.ArgumentParser:
         text = (command.__doc__ or "").partition("\n")[0]
         each = commands.add_parser(name, help=text[0].lower() + text[1:-1], description=command.__doc__)
         each.set_defaults(command=command)
-        each.add_argument("file", type=Path, help="safetensors, or a torch checkpoint (.pt) of tensors alone")
+        if name != "advise":
+            each.add_argument("file", type=Path, help="safetensors, or a torch checkpoint (.pt) of tensors alone")
         _add_options(each, name)
     for name, text in PAPER.items():
         commands.add_parser(name, help=text)
@@ -141,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     """The options of a command, named as the arguments of its function."""
-    made_by, add = "package.module:function that makes the network", parser.add_argument
+    made_by, add = "package.module:function, or file.py:function, that makes the network", parser.add_argument
     if command == "prune":
         by_name = "by default tensors of two or more dimensions that are no embeddings by their name"
         add("out", type=Path, help="the file to write; `powerprop.load` reads it")
@@ -160,3 +163,6 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         add("--model", required=True, help=made_by)
         add("--shape", type=int, nargs="+", required=True, help="of one input, without the batch: 784, or 3 32 32")
         add("--batches", type=int, nargs="+", default=(1, 64), help="inputs at a time (1 64)")
+    elif command == "advise":
+        add("model", help=made_by)
+        add("--goal", choices=list(GOALS), required=True, help="what matters most")

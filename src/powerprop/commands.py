@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import math
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,14 +18,15 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from powerprop import advise as advice
 from powerprop import export as exporting
 from powerprop.export.file import FORMAT, check_fits, encode, read, write
 from powerprop.files import FileError, content_of, header_of, write_atomically
 from powerprop.mask_entries import count
-from powerprop.select import select
+from powerprop.select import matches, select
 from powerprop.sparsify.prune import top_k_masks
 
-__all__ = ["COMMANDS", "CommandError", "bench_model", "export", "inspect", "prune"]
+__all__ = ["COMMANDS", "CommandError", "advise", "bench_model", "export", "inspect", "prune"]
 
 SUFFIXES = {"sparse": ".sparse.safetensors", "dense": ".dense.safetensors", "onnx": ".onnx", "pt2": ".pt2"}
 EMBEDDINGS = ("*embed*", "*wte.*", "*wpe.*")
@@ -53,19 +55,14 @@ def inspect(file: Path) -> None:
     stored = read_state(file)
     rows = []
     for name, tensor in stored.state.items():
-        shape, dense, sparse = (
-            "x".join(map(str, tensor.shape)) or "one",
-            _bytes(tensor),
-            _bytes(*encode(tensor).values()),
-        )
-        rows.append([name, shape, str(tensor.dtype)[6:], f"{_zero(tensor):.1%}", size_of(dense), size_of(sparse)])
+        dense, sparse = (size_of(sum(t.nbytes for t in each)) for each in ([tensor], encode(tensor).values()))
+        rows.append([name, _shape(tensor), str(tensor.dtype)[6:], f"{_zero(tensor):.1%}", dense, sparse])
     print_table(f"{file.name}, {size_of(stored.bytes)}", ["tensor", "shape", "type", "zero", "dense", "sparse"], rows)
-    _histogram(stored)
+    _histogram([w.flatten().float() for w in weights_of(stored.state).values()])
 
 
-def _histogram(stored: Stored) -> None:
+def _histogram(weights: list[Tensor]) -> None:
     """How the sizes of the weights that are not zero are spread over powers of ten, and the sparsity of all."""
-    weights = [w.flatten().float() for w in weights_of(stored.state).values()]
     values = torch.cat(weights) if weights else torch.zeros(0)
     left = values[values != 0].abs()
     print(f"\n{values.numel():,} weights, {_zero(values):.2%} zero; the others by magnitude:")
@@ -80,9 +77,7 @@ def _histogram(stored: Stored) -> None:
         print(f"  1e{power:+03d} to 1e{power + 1:+03d}  {part / left.numel():6.1%}  {bar}")
 
 
-def prune(
-    file: Path, out: Path, sparsity: float, distribution: str, where: Sequence[str], model: str | None
-) -> None:  # fmt: skip
+def prune(file: Path, out: Path, sparsity: float, distribution: str, where: Sequence[str], model: str | None) -> None:
     """Keep the largest weights of a file and write the rest as zeros, small."""
     if not 0 <= sparsity < 1:
         raise CommandError(f"sparsity must be in [0, 1), got {sparsity:g}")
@@ -92,16 +87,12 @@ def prune(
     masks = top_k_masks({n: w.abs() for n, w in weights.items()}, sparsity, distribution)
     pruned = {n: t.masked_fill(~masks[n], 0) if n in masks else t for n, t in stored.state.items()}
     sizes = write(pruned, out)
-    rows = [
-        [n, "x".join(map(str, w.shape)), f"{_zero(w):.2%}", f"{_zero(pruned[n]):.2%}"] for n, w in weights.items()
-    ]  # fmt: skip
+    rows = [[n, _shape(w), f"{_zero(w):.2%}", f"{_zero(pruned[n]):.2%}"] for n, w in weights.items()]
     print_table(f"{file.name} -> {out.name}", ["weight", "shape", "zero before", "zero after"], rows)
     print(f"{out}: {size_of(stored.bytes)} -> {size_of(sizes.file_bytes)}")
 
 
-def export(
-    file: Path, format: str, model: str | None, shape: Sequence[int], batch: int, out: Path | None
-) -> None:  # fmt: skip
+def export(file: Path, format: str, model: str | None, shape: Sequence[int], batch: int, out: Path | None) -> None:
     """Write the network of a file for where it will run."""
     stored, out = read_state(file), out or file.with_suffix(SUFFIXES[format])
     if format == "dense":
@@ -127,16 +118,20 @@ def bench_model(file: Path, model: str, shape: Sequence[int], batches: Sequence[
         plan = exporting.sparse(network, example(network, shape, batch)).plan
         dense, exported = (f"{plan.times[name] * 1e6:,.0f}" for name in ("dense", plan.network))
         sparse = f"{sum(c.form == 'sparse' for c in plan.choices)} of {len(plan.choices)}"
-        rows.append(
-            [str(batch), dense, exported, f"{plan.speedup:.2f}x", plan.network, sparse, str(sum(plan.removed.values()))]
-        )
+        gone = str(sum(plan.removed.values()))
+        rows.append([str(batch), dense, exported, f"{plan.speedup:.2f}x", plan.network, sparse, gone])
         threads = plan.threads
     columns = ["batch", "dense", "exported", "faster", "network", "sparse layers", "units gone"]
     print_table(f"{file.name}, {threads} threads, microseconds", columns, rows)
 
 
+def advise(model: str, goal: str) -> None:
+    """Say which method, settings and lines of code serve a goal, and what was measured with them."""
+    print(advice.advise(build(model), goal))
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
-    "inspect": inspect, "prune": prune, "export": export, "bench-model": bench_model,
+    "inspect": inspect, "prune": prune, "export": export, "bench-model": bench_model, "advise": advise,
 }  # fmt: skip
 
 
@@ -172,32 +167,42 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
 def weights_of(state: Mapping[str, Tensor], where: Sequence[str] = ()) -> dict[str, Tensor]:
     """The weights of a state dict: tensors of at least two dimensions that are no embeddings by name, or `where`."""
     for pattern in where:
-        if not any(fnmatchcase(name, pattern) for name in state):
+        if not any(matches(name, [pattern]) for name in state):
             raise CommandError(f"--where {pattern!r} matches no tensor; there are {', '.join(state)}")
-
-    def wanted(name: str, tensor: Tensor) -> bool:
-        if where:
-            return any(fnmatchcase(name, pattern) for pattern in where)
-        return tensor.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in EMBEDDINGS)
-
-    return {name: t for name, t in state.items() if t.is_floating_point() and wanted(name, t)}
+    floating = {name: t for name, t in state.items() if t.is_floating_point()}
+    if where:
+        return {name: t for name, t in floating.items() if matches(name, where)}
+    return {name: t for name, t in floating.items() if t.dim() > 1 and not matches(name, EMBEDDINGS)}
 
 
 def build(model: str | None) -> nn.Module:
-    """The network that 'package.module:function' makes, found from the current folder too."""
+    """The network that 'package.module:function' or 'file.py:function' makes, found from the current folder too."""
     module, _, function = (model or "").partition(":")
     if not (module and function):
-        raise CommandError(f"--model must be package.module:function, something that makes the network, got {model!r}")
+        wanted = "package.module:function or file.py:function, something that makes the network"
+        raise CommandError(f"--model must be {wanted}, got {model!r}")
     sys.path.insert(0, "")
     try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, TypeError) as error:
+        made = getattr(_module(module), function)()
+    except (ImportError, AttributeError, OSError, TypeError) as error:
         raise CommandError(f"--model {model}: {error}") from None
     finally:
         sys.path.remove("")
     if not isinstance(made, nn.Module):
         raise CommandError(f"--model {model} must return a torch.nn.Module, got {type(made).__name__}")
     return made
+
+
+def _module(name: str) -> ModuleType:
+    """A module by its name, or a file that ends in .py."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    assert spec is not None, name
+    assert spec.loader is not None, name
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def filled(model: str | None, stored: Stored) -> nn.Module:
@@ -236,8 +241,8 @@ def size_of(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def _bytes(*tensors: Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "one"
 
 
 def _zero(tensor: Tensor) -> float:

@@ -97,15 +97,8 @@ PREFIX = 8
 SHOWN = 1000
 """Characters of an error that are repeated: what is wrong with a file may be as long as the file."""
 WRONG = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    RuntimeError,
-    SafetensorError,
-    TypeError,
-    ValueError,
-)
+    ArithmeticError, AttributeError, LookupError, RecursionError, RuntimeError, SafetensorError, TypeError, ValueError,
+)  # fmt: skip
 """What content of another kind than was expected leads to, sooner or later."""
 
 

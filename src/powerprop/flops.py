@@ -8,9 +8,10 @@ three such passes: forward, gradient of the activations, gradient of the weights
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,14 +74,9 @@ class Flops:
 
         2 f_active + f_trainable, to which RigL and SNFS add the gradients of all weights that they grow by.
         """
-        method, active, trainable = (
-            optimizer.sparsify,
-            self.forward(optimizer.active),
-            self.forward(optimizer.trainable),
-        )
-        if isinstance(method, Method):
-            return method.step_flops(active, trainable, self.dense) / (3 * self.dense)
-        return (2 * active + trainable) / (3 * self.dense)
+        active, trainable = self.forward(optimizer.active), self.forward(optimizer.trainable)
+        count = optimizer.sparsify.step_flops if isinstance(optimizer.sparsify, Method) else Method(0.0).step_flops
+        return count(active, trainable, self.dense) / (3 * self.dense)
 
     def gradual(self, density: Density, start: float = 0.2, stop: float = 0.8, interval: float = 1 / 16) -> float:
         """Training with gradual pruning, relative to dense: the mean of f_S / f_D over the whole of it.
@@ -112,7 +108,9 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
     own, a matrix counts once for every row of the input, if input and output have its two sizes; others are an error.
     """
     counts = dict.fromkeys(select(model, where), 0.0)
-    with _uncompiled(model), _counting(model, counts), evaluating(model), torch.no_grad():
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()  # compiled code knows no new hooks
+    with eager, _counting(model, counts), evaluating(model), torch.no_grad():
         examples = _run(model, inputs)
     if not sum(counts.values()):
         raise ValueError(f"the forward pass of {type(model).__name__} used none of its weights: {list(counts)}")
@@ -120,12 +118,9 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
 
 
 def layer_densities(
-    model: nn.Module,
-    sparsity: float,
-    distribution: str = "uniform",
-    layers: Layers | None = None,
+    model: nn.Module, sparsity: float, distribution: str = "uniform", layers: Layers | None = None,
     where: Where | None = None,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """The fraction of each weight kept at this sparsity, for "uniform" or "erk"; arguments as for `prune`."""
     weights = select(model, where)
     counts = layer_counts({n: w.shape for n, w in weights.items()}, sparsity, distribution, layers)
@@ -150,46 +145,30 @@ def _run(model: nn.Module, inputs: Tensor | Sequence[int]) -> int:
     return 1
 
 
-def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """Compiled modules run as they were written, for as long as this lasts: compiled code knows no new hooks."""
-    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-
-
 @contextmanager
 def _counting(model: nn.Module, counts: dict[str, float]) -> Iterator[None]:
     """Hooks that add the FLOPs of every layer's weights to `counts` as it is called."""
     known = {id(param): name for name, param in model.named_parameters() if name in counts}
-    handles = []
-    for module in model.modules():
-        used = {attribute: p for attribute, p in _weights(module).items() if id(p) in known}
-        for attribute, param in used.items():
-            hook = _hook(attribute, param.shape, known[id(param)], counts)
-            handles.append(module.register_forward_hook(hook, with_kwargs=True))
-    try:
+
+    def count(
+        used: list[tuple[str, str, torch.Size]], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:  # fmt: skip
+        for attribute, name, shape in used:
+            if isinstance(module, _COUNTED):
+                positions = _positions(module, attribute, args, kwargs, output)
+            else:
+                positions = _rows(module, shape, name, args, kwargs, output)
+            counts[name] += 2 * shape.numel() * positions
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            own: dict[str, Tensor] = dict(module.named_parameters(recurse=False))
+            if isinstance(module, nn.MultiheadAttention):  # does its output layer's work itself
+                own["out_proj.weight"] = module.out_proj.weight
+            used = [(attribute, known[id(p)], p.shape) for attribute, p in own.items() if id(p) in known]
+            stack.enter_context(module.register_forward_hook(partial(count, used), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _weights(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters that the module multiplies with; attention also does its output layer's work itself."""
-    own: dict[str, Tensor] = dict(module.named_parameters(recurse=False))
-    if isinstance(module, nn.MultiheadAttention):
-        own["out_proj.weight"] = module.out_proj.weight
-    return own
-
-
-def _hook(attribute: str, shape: torch.Size, name: str, counts: dict[str, float]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if isinstance(module, _COUNTED):
-            positions = _positions(module, attribute, args, kwargs, output)
-        else:
-            positions = _rows(module, shape, name, args, kwargs, output)
-        counts[name] += 2 * shape.numel() * positions
-
-    return hook
 
 
 def _rows(

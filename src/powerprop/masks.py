@@ -85,15 +85,12 @@ class Masks(Mapping[str, Tensor]):
     __hash__ = None  # type: ignore[assignment]
 
     def _combine(self, other: Mapping[str, Tensor], op: Callable[[Tensor, Tensor], Tensor]) -> Masks:
-        self._check_like(other)
-        return Masks({n: op(m, other[n].to(m.device)) for n, m in self.items()})
-
-    def _check_like(self, other: Mapping[str, Tensor]) -> None:
         if self.keys() != other.keys():
             raise ValueError(f"masks of different weights: {sorted(self)} against {sorted(other)}")
         for name, mask in self.items():
             if mask.shape != other[name].shape:
                 raise ValueError(f"{name!r}: masks of shapes {tuple(mask.shape)} and {tuple(other[name].shape)}")
+        return Masks({n: op(m, other[n].to(m.device)) for n, m in self.items()})
 
     def numel(self) -> int:
         """How many weights the masks speak of."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
@@ -13,10 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from powerprop.eval_mode import evaluating
 
-__all__ = ["recalibrate"]
+__all__ = ["Batch", "recalibrate", "run_batch"]
 
 Net = TypeVar("Net", bound=nn.Module)
-Batch = Tensor | Sequence[Tensor]
+Batch = Tensor | Sequence[Tensor] | Mapping[str, Any]
+"""Inputs, (inputs, labels, …), or a mapping of keywords, as Hugging Face's."""
 
 
 @torch.no_grad()
@@ -29,8 +30,8 @@ def recalibrate(model: Net, batches: Iterable[Batch]) -> Net:
     no mode, and dropout and all other layers work as in evaluation meanwhile. A model without batch norm is returned
     as it is, and if a batch fails, the old statistics are put back.
 
-    batches: a finite number of inputs, or of (inputs, labels, …) whose first part is the input. Some ten batches of
-        the training data are enough (`itertools.islice(batches, 10)` takes them from an endless source).
+    batches: a finite number of inputs, (inputs, labels, …) or mappings of keywords. Some ten batches of the training
+        data are enough (`itertools.islice(batches, 10)` takes them from an endless source).
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
@@ -39,18 +40,22 @@ def recalibrate(model: Net, batches: Iterable[Batch]) -> Net:
     first = next(remaining, None)
     if first is None:
         raise ValueError("recalibrate needs at least one batch, got none")
-    device = next(model.parameters()).device
     with _measuring(model, norms):
         for batch in chain([first], remaining):
-            model(_inputs(batch).to(device))
+            run_batch(model, batch)
     return model
 
 
-def _inputs(batch: Batch) -> Tensor:
+def run_batch(model: nn.Module, batch: Batch) -> None:
+    """A forward pass of a batch as loaders give it, where the model is."""
+    device = next(model.parameters()).device
+    if isinstance(batch, Mapping):
+        model(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()})
+        return
     inputs = batch if isinstance(batch, Tensor) else batch[0]
     if not isinstance(inputs, Tensor):
-        raise TypeError(f"a batch must be a tensor or begin with one, got {type(inputs).__name__}")
-    return inputs
+        raise TypeError(f"a batch must be a tensor, begin with one or map keywords to them, got {type(batch).__name__}")
+    model(inputs.to(device))
 
 
 @contextmanager

@@ -16,15 +16,18 @@ from __future__ import annotations
 import json
 from collections import ChainMap, UserDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from powerprop.masks import pack, unpack
 from powerprop.weight import WeightState
+
+if TYPE_CHECKING:
+    from powerprop.optim import Powerprop
 
 __all__ = ["State", "load", "save"]
 
@@ -34,36 +37,18 @@ _TEXT_SIZE = 1024
 """The sparsifier's text is filled up to a multiple of this: its numbers change, and its tensor must keep its size."""
 
 
-class Wrapper(Protocol):
-    """What is saved: `Powerprop`, as far as it matters here."""
-
-    base: Optimizer
-    model: nn.Module
-    masters: dict[str, WeightState]
-    tracked: set[str]
-    alpha_key: str
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def sparsify(self) -> Any:
-        """The sparsifier, or None."""
-
-    def unmask(self) -> None:
-        """Take up the weights of before the first masks."""
-
-
 Entry = dict[str, Tensor]
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Active, trainable and θ."""
 
 
-def save(optimizer: Wrapper) -> dict[str, Any]:
+def save(optimizer: Powerprop) -> dict[str, Any]:
     """The base optimiser's state dict with our part in the state of every weight."""
-    state, masters = _usual(optimizer, optimizer.base.state_dict()), optimizer.masters
+    state = _usual(optimizer, optimizer.base.state_dict())
     keys = _keys(state["param_groups"], optimizer)
     # torch.distributed.checkpoint asks for an entry of every parameter as soon as there is one of any.
     entries: dict[Any, Any] = {**{key: {} for key in keys.values()}, **state["state"]}
-    for name, weight in masters.items():
+    for name, weight in optimizer.masters.items():
         if (key := keys.get(id(weight.param))) is not None:
             entries[key] = {**entries[key], **{n: t.clone() for n, t in _part(optimizer, name).items()}}
         elif optimizer.sparsify is not None or weight.is_masked:
@@ -71,7 +56,7 @@ def save(optimizer: Wrapper) -> dict[str, Any]:
     return {**state, "state": entries}
 
 
-def load(optimizer: Wrapper, state: Mapping[str, Any]) -> None:
+def load(optimizer: Powerprop, state: Mapping[str, Any]) -> None:
     """Load the base optimiser's state, the sparsifier's and the masks, or nothing at all."""
     _check(optimizer, state)
     found, masters = _our_parts(optimizer, state), optimizer.masters
@@ -94,7 +79,7 @@ def load(optimizer: Wrapper, state: Mapping[str, Any]) -> None:
 class State(UserDict[Any, Any]):
     """`Powerprop.state`: the base optimiser's; what is read of a weight shows our part too; writing leaves that."""
 
-    def __init__(self, optimizer: Wrapper) -> None:
+    def __init__(self, optimizer: Powerprop) -> None:
         self.data, self._optimizer = optimizer.base.state, optimizer
 
     def __getitem__(self, param: Any) -> Any:
@@ -121,7 +106,7 @@ class _Both(ChainMap[str, Any]):
 # --- our part, weight by weight ---------------------------------------------------------------------------------------
 
 
-def _part(optimizer: Wrapper, name: str) -> Entry:
+def _part(optimizer: Powerprop, name: str) -> Entry:
     weight, sparsify = optimizer.masters[name], optimizer.sparsify
     kept = [x is not None for x in (weight.kept, weight.active, weight.trainable)]
     part = {HEADER: torch.tensor([*kept, *weight.param.shape], dtype=torch.float64, device="cpu")}
@@ -137,18 +122,30 @@ def _part(optimizer: Wrapper, name: str) -> Entry:
 
 
 def _read(weight: WeightState, part: Mapping[str, Any]) -> Saved:
+    shape = weight.param.shape
+
+    def mask(key: str) -> Tensor:
+        bits = _tensor(weight, part, key)
+        try:
+            return unpack(bits, shape)
+        except ValueError as error:
+            raise ValueError(f"{key!r} of {weight.name!r}: {error}") from error
+
     header = _tensor(weight, part, HEADER).tolist()
     if len(header) < 3:
         raise ValueError(f"{HEADER!r} of {weight.name!r} must hold at least 3 numbers, got {header}")
-    shape = tuple(int(length) for length in header[3:])
-    if shape != tuple(weight.param.shape):
-        raise ValueError(f"{weight.name!r} was saved with shape {shape}, not {tuple(weight.param.shape)}")
-    active, trainable = (
-        _mask(weight, part, k) if yes else None for k, yes in zip((ACTIVE, TRAINABLE), header[1:3], strict=True)
-    )
+    if (saved := tuple(int(length) for length in header[3:])) != shape:
+        raise ValueError(f"{weight.name!r} was saved with shape {saved}, not {tuple(shape)}")
+    active, trainable = mask(ACTIVE) if header[1] else None, mask(TRAINABLE) if header[2] else None
     if active is not None and trainable is not None and torch.equal(active, trainable):
         trainable = active
-    return active, trainable, _theta(weight, part) if header[0] else None
+    theta = _tensor(weight, part, THETA) if header[0] else None
+    if theta is not None and not (theta.shape == shape and theta.is_floating_point()):
+        raise ValueError(
+            f"{THETA!r} of {weight.name!r} must hold floating-point numbers of shape {tuple(shape)}, "
+            f"got {theta.dtype} of shape {tuple(theta.shape)}"
+        )
+    return active, trainable, None if theta is None else theta.detach().clone()
 
 
 def _tensor(weight: WeightState, part: Mapping[str, Any], key: str) -> Tensor:
@@ -159,27 +156,7 @@ def _tensor(weight: WeightState, part: Mapping[str, Any], key: str) -> Tensor:
     return value
 
 
-def _theta(weight: WeightState, part: Mapping[str, Any]) -> Tensor:
-    value = _tensor(weight, part, THETA)
-    if value.shape != weight.param.shape or not value.is_floating_point():
-        raise ValueError(
-            f"{THETA!r} of {weight.name!r} must hold floating-point numbers of shape {tuple(weight.param.shape)}, "
-            f"got {value.dtype} of shape {tuple(value.shape)}"
-        )
-    return value.detach().clone()
-
-
-def _mask(weight: WeightState, part: Mapping[str, Any], key: str) -> Tensor:
-    bits = _tensor(weight, part, key)
-    if bits.dtype != torch.uint8:
-        raise ValueError(f"{key!r} of {weight.name!r} must hold bytes, got {bits.dtype}")
-    try:
-        return unpack(bits, weight.param.shape)
-    except ValueError as error:
-        raise ValueError(f"{key!r} of {weight.name!r}: {error}") from error
-
-
-def _our_parts(optimizer: Wrapper, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _our_parts(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Our part by the name of the weight: of all weights that need one, or of none if the state is a plain one."""
     keys, masters = _keys(state["param_groups"], optimizer), optimizer.masters
     names = {keys[id(p)]: n for n, p in optimizer.model.named_parameters() if id(p) in keys}
@@ -203,7 +180,7 @@ def _our_parts(optimizer: Wrapper, state: Mapping[str, Any]) -> dict[str, Mappin
 # --- the sparsifier's part --------------------------------------------------------------------------------------------
 
 
-def _holder(optimizer: Wrapper) -> str:
+def _holder(optimizer: Powerprop) -> str:
     """The weight whose state holds the sparsifier's."""
     masters = optimizer.masters
     return next((n for n, m in masters.items() if m.param.requires_grad), next(iter(masters)))
@@ -220,25 +197,19 @@ def _sparsifier_part(state: Mapping[str, Any]) -> Entry:
         elif isinstance(value, Mapping) and value and all(isinstance(t, Tensor) for t in value.values()):
             groups[key] = list(value)
             tensors |= {f"{key}.{name}": tensor for name, tensor in value.items()}
-        elif _survives_as_text(value):
-            values[key] = value
         else:
-            raise TypeError(
-                f"a sparsifier's state may hold tensors, tensors by name, numbers and words, got {key}={value!r}"
-            )
+            values[key] = value
+            with suppress(TypeError, ValueError):
+                if json.loads(json.dumps(value)) == value:
+                    continue
+            kinds = "a sparsifier's state may hold tensors, tensors by name, numbers and words"
+            raise TypeError(f"{kinds}, got {key}={value!r}")
     encoded = json.dumps({"values": values, "groups": groups, "tensors": list(tensors)}).encode()
     text = torch.frombuffer(bytearray(encoded + b" " * (-len(encoded) % _TEXT_SIZE)), dtype=torch.uint8)
     return {SPARSIFY: text, **{f"{SPARSIFY}_{key}": tensor for key, tensor in tensors.items()}}
 
 
-def _survives_as_text(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value)) == value)
-    except (TypeError, ValueError):
-        return False
-
-
-def _sparsifier_state(optimizer: Wrapper, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _sparsifier_state(optimizer: Powerprop, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The state that the sparsifier gave, put together again."""
     holders = [part for part in found.values() if SPARSIFY in part]
     if found and bool(holders) != (optimizer.sparsify is not None):
@@ -258,7 +229,7 @@ def _sparsifier_state(optimizer: Wrapper, found: Mapping[str, Mapping[str, Any]]
 # --- the base optimiser's part ----------------------------------------------------------------------------------------
 
 
-def _check(optimizer: Wrapper, state: Mapping[str, Any]) -> None:
+def _check(optimizer: Powerprop, state: Mapping[str, Any]) -> None:
     if missing := [key for key in ("state", "param_groups") if key not in state]:
         raise ValueError(f"an optimiser's state has 'state' and 'param_groups', this one lacks {', '.join(missing)}")
     have, want = ([len(group["params"]) for group in each] for each in (state["param_groups"], optimizer.param_groups))
@@ -271,7 +242,7 @@ def _check(optimizer: Wrapper, state: Mapping[str, Any]) -> None:
         )
 
 
-def _usual(optimizer: Wrapper, state: dict[str, Any]) -> dict[str, Any]:
+def _usual(optimizer: Powerprop, state: dict[str, Any]) -> dict[str, Any]:
     """The usual form, around the state of an optimiser that has a form of its own (Lookahead, for one)."""
     if "param_groups" in state:
         return state
@@ -281,7 +252,7 @@ def _usual(optimizer: Wrapper, state: dict[str, Any]) -> dict[str, Any]:
     return {"state": {}, "param_groups": groups, "base": state}
 
 
-def _plain(optimizer: Wrapper, state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict for the base optimiser alone; groups of a plain optimiser's state keep the α that they have."""
     key = optimizer.alpha_key
     pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
@@ -295,7 +266,7 @@ def _plain(optimizer: Wrapper, state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "state": entries, "param_groups": groups}
 
 
-def _keys(saved: list[dict[str, Any]], optimizer: Wrapper) -> dict[int, Any]:
+def _keys(saved: list[dict[str, Any]], optimizer: Powerprop) -> dict[int, Any]:
     """The key in a saved state of every parameter, by the parameter's id."""
     pairs = [zip(s["params"], g["params"], strict=True) for s, g in zip(saved, optimizer.param_groups, strict=True)]
     return {id(param): key for pair in pairs for key, param in pair}

@@ -107,18 +107,17 @@ def _default(model: nn.Module) -> dict[str, nn.Parameter]:
     for module, name, param in _owned(model):
         if module in routers:
             tables.add(id(param))
+        elif isinstance(module, parametrize.ParametrizationList) or _is_old_part(module, name):
             continue
-        if isinstance(module, parametrize.ParametrizationList) or _is_old_part(module, name):
-            continue
-        if is_table(module):
+        elif is_table(module):
             tables.add(id(param))
         elif is_weight(module, name, param):
             weights.add(id(param))
         elif _is_matrix(param) and _multiplies(name) is None:
             unknown.add(id(param))
-    weights -= tables | _adapters_that_start_at_zero(model)
-    unknown -= weights | tables
     named = dict(model.named_parameters())
+    weights -= tables | {id(p) for n, p in named.items() if _STARTS_AT_ZERO in n.split(".")}
+    unknown -= weights | tables
     _warn_of_skipped([n for n, p in named.items() if id(p) in unknown], _parametrised(model))
     return {n: p for n, p in named.items() if id(p) in weights}
 
@@ -140,10 +139,6 @@ def _routers(model: nn.Module) -> set[nn.Module]:
             routers = (m for n, m in children.items() if n in _ROUTERS or _ROUTER_CLASS.search(type(m).__name__))
             found |= {module for router in routers for module in router.modules()}
     return found
-
-
-def _adapters_that_start_at_zero(model: nn.Module) -> set[int]:
-    return {id(p) for n, p in model.named_parameters() if _STARTS_AT_ZERO in n.split(".")}
 
 
 def _by_pattern(model: nn.Module, wanted: list[str]) -> dict[str, nn.Parameter]:
@@ -200,15 +195,12 @@ def _is_old_part(module: nn.Module, name: str) -> bool:
 
 
 def _warn_of_skipped(unknown: list[str], parametrised: list[str]) -> None:
-    reasons = []
-    if parametrised:
-        reasons.append(
-            f"{_listed(parametrised)}: computed by a parametrisation; remove it first (by `fold` if it is ours)"
-        )
-    if unknown:
-        reasons.append(f"{_listed(unknown)}: the name does not say whether it multiplies inputs")
-    if reasons:
-        text = f"not chosen as weights: {'; '.join(reasons)}. Choose by where= what is meant"
+    reasons = {
+        "computed by a parametrisation; remove it first (by `fold` if it is ours)": parametrised,
+        "the name does not say whether it multiplies inputs": unknown,
+    }
+    if said := "; ".join(f"{_listed(names)}: {reason}" for reason, names in reasons.items() if names):
+        text = f"not chosen as weights: {said}. Choose by where= what is meant"
         warnings.warn(text, stacklevel=_first_level_outside())
 
 
@@ -222,14 +214,11 @@ def _first_level_outside() -> int:
 
 
 def _nothing_chosen(model: nn.Module, where: Where | None) -> str:
-    shapes = [f"{n} {_shape(p)}" for n, p in model.named_parameters()]
+    named = model.named_parameters()
+    shapes = [f"{n} {'of no shape yet' if isinstance(p, UninitializedParameter) else tuple(p.shape)}" for n, p in named]
     kind = f"of the floating-point parameters of this {type(model).__name__}"
     reason = f"none {kind} is known to multiply inputs" if where is None else f"where={where!r} chooses none {kind}"
     return f"no weight was chosen: {reason}; it has {_listed(shapes)}; where= chooses others"
-
-
-def _shape(param: Tensor) -> tuple[int, ...] | str:
-    return "of no shape yet" if isinstance(param, UninitializedParameter) else tuple(param.shape)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -118,27 +118,23 @@ class WeightState:
 
     def sync(self) -> None:
         """Follow the parameter to where it is now, and let what was written to it win over what was kept of it."""
-        self._check_shape()
-        self.active, self.trainable = _on(self.active, self.param), _on(self.trainable, self.param)
-        if self.kept is None:
-            if self._is_narrow and self.alpha > 1:
-                self.kept = self.param.detach().float()
+        shown = self.param.detach()
+        self.active, self.trainable = self._here(self.active), self._here(self.trainable)
+        if self.kept is None or self.kept.shape != shown.shape:
+            self.kept = shown.float() if self._is_narrow and self.alpha > 1 else None
             return
-        self.kept = self.kept.to(self.param.device, torch.promote_types(self.param.dtype, torch.float32))
-        changed = self.param.detach() != self.kept.to(self.param.dtype)
+        self.kept = self.kept.to(shown.device, torch.promote_types(shown.dtype, torch.float32))
+        changed = shown != self.kept.to(shown.dtype)
         if self.active is not None:
             changed &= self.active
-        self.kept = torch.where(changed, self.param.detach().to(self.kept.dtype), self.kept)
+        self.kept = torch.where(changed, shown.to(self.kept.dtype), self.kept)
 
-    def _check_shape(self) -> None:
-        """A weight may be given another shape; masks and hidden values do not fit it then."""
-        shape, masks = self.param.shape, [mask for mask in (self.active, self.trainable) if mask is not None]
-        for mask in masks:
-            if mask.shape != shape:
-                had = tuple(mask.shape)
-                raise ValueError(f"{self.name!r} has shape {tuple(shape)} now, but its masks have {had}: set new ones")
-        if self.kept is not None and self.kept.shape != shape:
-            self.kept = None
+    def _here(self, mask: Tensor | None) -> Tensor | None:
+        """A mask where the parameter is; a weight that was given another shape since needs others."""
+        if mask is not None and mask.shape != self.param.shape:
+            now, had = tuple(self.param.shape), tuple(mask.shape)
+            raise ValueError(f"{self.name!r} has shape {now} now, but its masks have {had}: set new ones")
+        return None if mask is None else mask.to(self.param.device)
 
     @property
     def _is_narrow(self) -> bool:
@@ -150,13 +146,11 @@ class WeightState:
         """Before the base optimiser's step: what it starts from; a narrow parameter is lent float32 memory."""
         self.sync()
         if self.kept is None:
-            now = local(self.param.detach())
-            if torch.compiler.is_compiling():  # a buffer that is there at the second step alone compiles twice
-                self._before = now.clone()
-                return
-            if self._before is None or not _alike(self._before, now):
-                self._before = torch.empty_like(now)
-            self._before.copy_(now)
+            now, before = local(self.param.detach()), self._before
+            if before is None or torch.compiler.is_compiling() or _kind(before) != _kind(now):
+                self._before = now.clone()  # compiled, a buffer that is there at the second step alone compiles twice
+            else:
+                before.copy_(now)
         elif self._is_narrow:
             self.lend(self._shown().clone())
 
@@ -182,8 +176,8 @@ class WeightState:
 
         It may have begun earlier: in its constructor, or before there were masks.
         """
-        if self._own is not None:
-            memory.update(_wide(memory, self._own.dtype))
+        assert self._own is not None
+        memory.update(_wide(memory, self._own.dtype))
 
     @property
     def lent(self) -> bool:
@@ -381,10 +375,8 @@ class Frozen:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 
-    def confined(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    def confined(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, after which frozen parameters have no gradient either: optimisers call it inside their step."""
-        if closure is None or not self.parameters:
-            return closure
 
         def evaluate() -> Any:
             loss = closure()
@@ -450,10 +442,5 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """The same dtype, device, shape and strides."""
-    return (a.dtype, a.device, a.shape, a.stride()) == (b.dtype, b.device, b.shape, b.stride())
-
-
-def _on(mask: Tensor | None, param: Tensor) -> Tensor | None:
-    return mask if mask is None or mask.device == param.device else mask.to(param.device)
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()

@@ -18,9 +18,9 @@ from rich.table import Table as RichTable
 from powerprop.files import FileError, content_of, write_atomically
 from powerprop_paper.cli import FAMILIES, PRESET, Options, find, own_folder, preset_of, run_experiment
 from powerprop_paper.display import print_table, say
-from powerprop_paper.json_files import read_json
-from powerprop_paper.pages import Figure, Page, Section, data_of, write_page
-from powerprop_paper.report import Column, Image, Mean, Table, style
+from powerprop_paper.folder import read_json
+from powerprop_paper.pages import Figure, Page, Section, write_page
+from powerprop_paper.report import Bars, Column, Mean, Table, bars
 from powerprop_paper.report.page import index, write_docs
 from powerprop_paper.run import RunError
 
@@ -222,35 +222,16 @@ def _digits(column: Column, means: Sequence[Mean | None]) -> int:
 
 
 def pictures(names: tuple[str, str], pairs: Sequence[Pair]) -> list[Figure]:
-    """One picture of differences for each table of the report."""
+    """The differences of each table as dots with their spread; of percentages alone where there are any."""
     figures = []
     for number, title in enumerate(dict.fromkeys(pair.table for pair in pairs)):
-        if shown := [pair for pair in pairs if pair.table == title and pair.difference is not None]:
-            figures.append(Figure(f"differences-{number}", draw_differences, shown, title=title, names=names))
+        every = [pair for pair in pairs if pair.table == title and pair.difference is not None]
+        if shown := [pair for pair in every if pair.percent] or every:
+            labels = [f"{pair.row}, {pair.column}" for pair in shown]
+            series = [Bars("difference", 2.0, [pair.difference for pair in shown])]
+            what = f"{names[1]} less {names[0]}{', percentage points' if shown[0].percent else ''}"
+            figures.append(Figure(f"differences-{number}", bars, labels, series, title=title, xlabel=what, zoom=True))
     return figures
-
-
-@data_of.register
-def _(value: Pair) -> dict[str, Any]:
-    means = {"first": value.first, "second": value.second, "difference": value.difference}
-    return {"row": value.row, "column": value.column, **{name: data_of(each) for name, each in means.items()}}
-
-
-def draw_differences(pairs: Sequence[Pair], title: str, names: tuple[str, str], path: Path) -> Image:
-    """Differences as dots with their spread, one line each; of percentages alone where there are any."""
-    pairs = [pair for pair in pairs if pair.percent] or pairs
-    points = ", percentage points" if pairs[0].percent else ""
-    figure = style.figure(6.8, 1.3 + 0.28 * len(pairs))
-    axes = style.dress(figure.add_subplot(), title, f"{names[1]} less {names[0]}{points}", "", grid="x")
-    rows = range(len(pairs))
-    found = [pair.difference or Mean(0.0, math.nan, 1) for pair in pairs]
-    spreads = [mean.std if math.isfinite(mean.std) else 0.0 for mean in found]
-    axes.axvline(0, color=style.MUTED, linewidth=1)
-    axes.errorbar([mean.mean for mean in found], rows, xerr=spreads, fmt="o", capsize=2.5, color=style.ACCENT)
-    axes.set_yticks(rows, [f"{pair.row}, {pair.column}" for pair in pairs], fontsize=9, color=style.INK)
-    axes.set_ylim(len(pairs) - 0.5, -0.5)
-    words = "; ".join(f"{pair.row}, {pair.column}: {pair.texts()[2]}" for pair in pairs)
-    return Image(style.save(figure, path), f"{title}, {names[1]} less {names[0]}{points}: {words}.")
 
 
 COMMANDS = {"list": List, "results": Results, "compare": Compare, "show": Show}

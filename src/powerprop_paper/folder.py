@@ -4,13 +4,13 @@ runs/mnist-oneshot-cpu/
     config.json                                what the run was begun with
     jobs/train/alpha=2,lr=0.5,seed=0/row.json  the settings and results of a job that is done, sealed by a checksum
     summary.json  report.html  figures/        what the page says
-    times.json                                 the seconds that jobs took; a job may have such a file too, for its
-                                               page: nothing else depends on the clock
+    times.jsonl                                the seconds that jobs took; nothing depends on the clock
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -26,10 +26,9 @@ import numpy
 import torch
 
 import powerprop
-from powerprop.files import TEMPORARY, FileError, sha256, sweep
-from powerprop_paper.json_files import read_json, read_sealed_json, write_sealed_json
+from powerprop.files import TEMPORARY, FileError, sha256, sweep, write_atomically
 
-CONFIG, LOCK, JOBS, ROW, BEGUN, TIMES = "config.json", ".lock", "jobs", "row.json", "begun.json", "times.json"
+CONFIG, LOCK, JOBS, ROW, BEGUN, TIMES = "config.json", ".lock", "jobs", "row.json", "begun.json", "times.jsonl"
 LAYOUT = 2
 """Of the folder of a run; runs of the first layout were never released."""
 OWN = (JOBS, "figures", "report.html", "summary.json", TIMES, CONFIG)
@@ -45,6 +44,49 @@ LONGEST = 150
 
 class RunError(ValueError):
     """A run that cannot be done as asked; the message says why and what to do."""
+
+
+# JSON files, whole or not at all; some carry a checksum of the rest.
+
+CHECKSUM = "checksum"
+
+
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON; floats keep all their digits, NaN is refused."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    write_atomically(path, json_bytes(value))
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file; one that does not parse is an error that names the file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not a JSON file: {error}") from None
+
+
+def write_sealed_json(path: str | Path, value: dict[str, Any]) -> None:
+    """Write a dictionary as JSON with a checksum of the rest in it."""
+    write_json(path, {**value, CHECKSUM: sha256(json_bytes(value))})
+
+
+def read_sealed_json(path: str | Path) -> dict[str, Any]:
+    """Read what `write_sealed_json` wrote; a damaged or edited file is an error that names it."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise FileError(f"{path} is damaged or edited: it has {found!r:.40}")
+    value = {name: part for name, part in found.items() if name != CHECKSUM}
+    try:
+        checksum = sha256(json_bytes(value))
+    except ValueError:  # NaN, which we do not write, or half of a surrogate pair
+        checksum = None
+    if checksum is None or found.get(CHECKSUM) != checksum:
+        raise FileError(f"{path} is damaged or edited: it does not have its checksum")
+    return value
 
 
 # Rows of jobs.
@@ -85,7 +127,7 @@ def write_row(folder: Path, settings: dict[str, Any], result: dict[str, Any]) ->
     if both := settings.keys() & result.keys():
         raise ValueError(f"{', '.join(sorted(both))} of the result is a setting of the job too")
     others = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    sums = {p.name: sha256(p.read_bytes()) for p in others if p.name not in {*FOR_RESUMING, BEGUN, ROW, TIMES}}
+    sums = {p.name: sha256(p.read_bytes()) for p in others if p.name not in {*FOR_RESUMING, BEGUN, ROW}}
     row = {"settings": settings, "result": result, "files": sums, "versions": _versions_of(folder)}
     write_sealed_json(folder / ROW, row)
     (folder / BEGUN).unlink()
@@ -100,18 +142,6 @@ def read_row(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if found["settings"] != settings:
         raise FileError(f"{folder / ROW} is of {found['settings']}, expected {settings}; {advice(folder)}")
     (folder / BEGUN).unlink(missing_ok=True)  # left by a kill right after the row was written
-    return found
-
-
-def read_times(path: Path, kind: type[dict[str, float]] | type[list[float]], help: str) -> Any:
-    """Seconds: of jobs by their names, or of the parts of one. `help` says what to do if the file is damaged."""
-    try:
-        found = read_json(path)
-    except FileError as error:
-        raise FileError(f"{error}; {help}") from None
-    values = found.values() if isinstance(found, dict) else found
-    if not isinstance(found, kind) or not all(isinstance(each, int | float) for each in values):
-        raise FileError(f"{path} must be seconds as a {kind.__name__}, got {found!r:.40}; {help}")
     return found
 
 

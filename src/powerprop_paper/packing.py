@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,13 @@ from powerprop.continual import Classification, EfficientPackNet, Packing, PackN
 from powerprop.continual.data import derived_seed, number_of
 from powerprop.continual.packing.efficient import FINE
 from powerprop.continual.packing.task_inference import entropies
+from powerprop.optim import Rate
 from powerprop.select import select
 from powerprop_paper import data, models
 from powerprop_paper.models import fans
-from powerprop_paper.train import Precision, equal_rate
+from powerprop_paper.report import Curve
+from powerprop_paper.settings import Count, Natural, Positive, Seeds, Settings, Share
+from powerprop_paper.train import Precision
 
 if TYPE_CHECKING:
     from powerprop_paper.experiments.split import Config
@@ -34,34 +38,54 @@ MIN_GROUP_BY_GRADIENT, GROUPS_BY_GRADIENT = 16, 4
 """Smaller groups are not probed by gradient methods, which take one pass back and forth for each."""
 
 
-def make_stream(cfg: Config, images: data.Images, seed: int) -> data.Stream:
-    """The tasks of a seed."""
-    if cfg.stream != "split":
-        make = data.permuted if cfg.stream == "permuted" else data.rotated
-        return make(images, cfg.tasks, seed, validation=cfg.validation)
+@dataclass(frozen=True, kw_only=True)
+class PackingSettings(Settings):
+    """How tasks are packed into one network."""
+
+    tasks: Count
+    """how many; a split stream has the classes of the data in equal parts"""
+    lr: Positive
+    """learning rate"""
+    seeds: Seeds
+    """runs of each method: first weights, order of pixels, batches"""
+    retrain_steps: Natural
+    """after pruning"""
+    gamma: Share
+    """fraction of the dense validation accuracy that a sub-network must keep"""
+    rate: Rate = "matched"
+    """matched: the learning rate serves every power; paper: the update as printed"""
+    prunings: Natural = 3
+    """how often a frugal learner prunes further inside the retraining steps; 0 prunes at once"""
+    pruning_steps: Count = 100
+    """between two of these prunings"""
+    width: Count = 1000
+    """units of a hidden layer of the mlp"""
+    images: Natural = 0
+    """only the last so many training images of the data are used; 0 means all"""
+
+
+def make_stream(kind: str, images: data.Images, tasks: int, seed: int, validation: int) -> data.Stream:
+    """The tasks of a seed: `permuted`, `rotated`, or the classes of the images `split`."""
+    if kind != "split":
+        make = data.permuted if kind == "permuted" else data.rotated
+        return make(images, tasks, seed, validation=validation)
     transform = data.to_float
     if images.shape[0] > 1:
         mean, std = data.mean_std(images.train_x)
         transform = partial(data.normalise, mean=mean, std=std)
-    return data.split(images, images.classes // cfg.tasks, validation=cfg.validation, transform=transform)
-
-
-def rate(cfg: Config, alpha: float) -> float:
-    """The learning rate of an α: lr(α)·α²|w|^(2-2/α) = lr(1) for weights of the typical size."""
-    return equal_rate(cfg.lr, cfg.magnitude, alpha) if cfg.scale_lr else cfg.lr
+    return data.split(images, images.classes // tasks, validation=validation, transform=transform)
 
 
 def make_learner(cfg: Config, method: str, alpha: float, seed: int, device: torch.device) -> Packing:
     """The learner of a method, with the first weights of its seed."""
-    learning_rate = rate(cfg, alpha)
     options: dict[str, Any] = {
-        "alpha": alpha, "rate": "paper", "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch,
+        "alpha": alpha, "rate": cfg.rate, "seed": seed, "steps": cfg.steps, "batch_size": cfg.batch,
         "retrain_steps": cfg.retrain_steps,
         "clip": cfg.clip or None, "schedule": partial(falling, cfg.decay),
         "objective": make_objective(cfg, device, seed), "heads": "heads" if cfg.model == "alexnet" else None,
     }  # fmt: skip
     model = build(cfg, seed).to(device)
-    optimizer = partial(SGD, lr=learning_rate, momentum=cfg.momentum)
+    optimizer = partial(SGD, lr=cfg.lr, momentum=cfg.momentum)
     if method == "packnet":
         return PackNet(model, optimizer, cfg.tasks, **options)
     options |= {"gamma": cfg.gamma, "grid": cfg.grid, "search": cfg.search, "when_full": "train"}
@@ -143,14 +167,8 @@ class Measures:
             self.learner.records.setdefault(name, [])
         return self.learner.records
 
-    @property
-    def latest(self) -> dict[str, float]:
-        """What progress shows: average accuracy and weights used."""
-        accuracy = self.records["accuracy"]
-        return {"average accuracy": fmean(accuracy), "used": self.records["used"][-1]} if accuracy else {}
-
-    def after_task(self, task: data.Task) -> None:
-        """Accuracy, weights, fingerprints of earlier tasks, and now and then task inference."""
+    def after_task(self, task: data.Task) -> dict[str, float]:
+        """Accuracy, weights, fingerprints of earlier tasks, and now and then task inference; what the log shows."""
         records, masks = self.records, self.learner.nets.masks
         last = task.index == len(self.stream) - 1
         records["accuracy"].append(self.accuracy(task))
@@ -166,6 +184,7 @@ class Measures:
             records["inference"].append(self.probe())
         if last and self.cfg.matrix:
             records["class_incremental"] = self.class_incremental()
+        return {"average accuracy": fmean(records["accuracy"]), "used": records["used"][-1]}
 
     def part(self, task: data.Task, count: int = 0) -> data.Part:
         """The test images that are measured."""
@@ -232,3 +251,16 @@ class Measures:
 def fraction(right: Tensor) -> float:
     """How many are right."""
     return float(right.double().mean())
+
+
+def inference_curves(
+    rates: Sequence[Mapping[str, Mapping[str, Any]]], of: Callable[[Any], float] = float
+) -> list[Curve]:
+    """How often each method infers the right task against the size of the groups, from the rates of every run."""
+    return [
+        Curve(
+            method, None, [float(group) for group in groups],
+            [[of(each[method][group]) for group in groups] for each in rates], method=method,
+        )
+        for method, groups in rates[0].items()
+    ]  # fmt: skip

@@ -10,15 +10,13 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from powerprop.files import write_atomically
-from powerprop_paper.folder import merged
-from powerprop_paper.json_files import write_json
+from powerprop_paper.folder import merged, write_json
 from powerprop_paper.report import Bars, Column, Curve, Grid, Headline, Image, Mean, Point, Stat, Table, Value
 from powerprop_paper.report.page import SMOKE, html
 from powerprop_paper.run import Run, plain
@@ -33,6 +31,8 @@ PROVES = (
 )
 LARGE = 20_000
 """Arrays of more values are not repeated in summary.json."""
+DRAWN = Curve | Bars | Point | Grid | Mean
+"""What says itself what it is as plain data."""
 
 
 @dataclass(frozen=True)
@@ -172,47 +172,17 @@ def _typed(name: str, value: object) -> list[str]:
     return [f"--{name}", *(f"{each:g}" if isinstance(each, float) else str(each) for each in values)]
 
 
-@singledispatch
 def data_of(value: Any) -> Any:
     """What is drawn as plain data."""
     if value is None or isinstance(value, str | bool | int):
         return value
+    if isinstance(value, DRAWN):
+        return value.data()
     if isinstance(value, Mapping):
         return {str(name): data_of(part) for name, part in value.items()}
-    if isinstance(value, list | tuple) and any(_is_drawn(each) for each in value):
+    if isinstance(value, list | tuple) and any(isinstance(each, str | Mapping | DRAWN) for each in value):
         return [data_of(each) for each in value]
     return numbers(value)
-
-
-def _is_drawn(value: Any) -> bool:
-    """True for what is no number."""
-    return isinstance(value, str | Mapping) or data_of.dispatch(type(value)) is not data_of.dispatch(object)
-
-
-@data_of.register
-def _(value: Curve) -> dict[str, Any]:
-    line = {"label": value.label, "x": value.positions.tolist(), "mean": numbers(value.mean), "n": len(value.runs)}
-    return line | ({"std": numbers(value.std)} if len(value.runs) > 1 else {})
-
-
-@data_of.register
-def _(value: Bars) -> dict[str, Any]:
-    return {"label": value.label, "means": [None if each is None else data_of(each) for each in value.means]}
-
-
-@data_of.register
-def _(value: Mean) -> dict[str, Any]:
-    return value.data()
-
-
-@data_of.register
-def _(value: Point) -> dict[str, Any]:
-    return {"label": value.method, "x": value.x, "y": value.y.data()}
-
-
-@data_of.register
-def _(value: Grid) -> dict[str, Any]:
-    return {"label": value.label, "note": value.note}
 
 
 def numbers(value: Any) -> Any:

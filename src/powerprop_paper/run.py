@@ -6,6 +6,7 @@ folder of its own in the folder of the run.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from powerprop.files import FileError, sha256, sweep
+from powerprop.files import FileError, naming, sha256, sweep
 from powerprop_paper.data import DataCorrupt
-from powerprop_paper.display import Display, display_for, say
+from powerprop_paper.display import display_for, say
 from powerprop_paper.folder import (
     CONFIG,
     JOBS,
@@ -36,12 +37,11 @@ from powerprop_paper.folder import (
     folder_name,
     locked,
     read_row,
-    read_times,
     remove_run,
     versions,
     write_row,
+    write_sealed_json,
 )
-from powerprop_paper.json_files import write_json, write_sealed_json
 from powerprop_paper.pool import Failure, Outcome, Progress, Work, default_workers, run_all
 from powerprop_paper.report import Mean
 from powerprop_paper.train.distributed import Ranks, current_ranks, is_main
@@ -252,16 +252,22 @@ class Run:
         names = {folder: f"{job.__name__}/{folder.name}" for folder in waiting}
         works = [Work(names[each], perform, (job, self.config, waiting[each], each, now)) for each in waiting]
         display = display_for(self.console, self.experiment.name, len(works))
+        outcome = Outcome()
         if ranks.world > 1:
             with display:
-                outcome = Outcome({work.key: _together(work, display, ranks) for work in works})
+                for work in works:  # an error of any rank ends everything
+                    display.update(work.key, 0.0, {})
+                    outcome.results[work.key] = work.function(*work.arguments, partial(display.update, work.key))
+                    display.finish(work.key, None)
+                    ranks.barrier()
         elif in_turn:
             outcome = run_all(works, 1, display, torch.get_num_threads())
         else:
             outcome = run_all(works, self.workers, display)
         self.failures |= outcome.failures
         if ranks.main:
-            self._note_times(outcome.results)
+            with naming(self.out / TIMES), (self.out / TIMES).open("a") as file:
+                file.writelines(json.dumps({"job": n, "seconds": each}) + "\n" for n, each in outcome.results.items())
             if any(failure.ends_all for failure in outcome.failures.values()):
                 raise JobsFailedError(self.failures)
             self._read({folder: each for folder, each in waiting.items() if names[folder] in outcome.results})
@@ -276,12 +282,6 @@ class Run:
         if changed := next((text for each in made if (text := changes(each, versions()))), ""):
             text = f"warning: jobs in {self.out} were done with other versions: {changed}"
             say(self.console, f"{text}; the jobs that are left may differ from what one version gives", "yellow")
-
-    def _note_times(self, seconds: Mapping[str, float]) -> None:
-        path = self.out / TIMES
-        help = "delete it: nothing depends on it"
-        before: dict[str, float] = read_times(path, dict, help) if path.exists() else {}
-        write_json(path, {**before, **{name: round(value, 3) for name, value in seconds.items()}})
 
     def _begin(self) -> None:
         """Make the folder, or go on in one of the same run, and keep other processes out of it."""
@@ -304,15 +304,6 @@ class Run:
             self._open.close()
 
 
-def _together(work: Work, display: Display, ranks: Ranks) -> float:
-    """One job, by all ranks; an error of any of them ends everything."""
-    display.update(work.key, 0.0, {})
-    seconds: float = work.function(*work.arguments, partial(display.update, work.key))
-    display.finish(work.key, None)
-    ranks.barrier()
-    return seconds
-
-
 def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: Versions, progress: Progress) -> float:
     """Do one job; its row.json says that it is done. Returns the seconds it took."""
     start = time.perf_counter()
@@ -329,7 +320,7 @@ def perform(job: Job, config: Any, settings: dict[str, Any], folder: Path, now: 
         raise FileError(f"{error}; {advice(folder)}") from None
     if main:
         write_row(folder, settings, result)
-    return time.perf_counter() - start
+    return round(time.perf_counter() - start, 3)
 
 
 def _hashable(value: Any) -> Any:

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from powerprop.continual import GPM, HAT, OWM, EfficientPackNet, PackNet, Strategy, SupSup
 from powerprop.continual.layers import loose_layers
+from strategies import loss_of, network, tensors
 from tasks import CLASSES, FEATURES, toy_task
 
-STEPS = 25
+STEPS = 15
 
 
 class Attention(nn.Module):
@@ -60,12 +61,17 @@ NETS: dict[str, tuple[type[nn.Module], set[str]]] = {
     "encoder": (Encoder, {"encoder.self_attn.out_proj"}),
     "by hand": (ByHand, {"never", "also"}),
 }
+pytestmark = pytest.mark.filterwarnings("ignore:.*for the tasks to come", "ignore:.*sub-network")
 every_net = pytest.mark.parametrize("net", NETS)
 
 
-def make(kind: type[Strategy], net: str, **options: Any) -> Strategy:
+def adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=1e-2)
+
+
+def make(kind: type[Strategy], net: str, **options: Any) -> Any:
     torch.manual_seed(0)
-    return kind(NETS[net][0](), lambda p: torch.optim.Adam(p, lr=0.01), steps=STEPS, batch_size=32, **options)
+    return kind(NETS[net][0](), adam, steps=STEPS, batch_size=32, **options)
 
 
 @every_net
@@ -129,3 +135,53 @@ def test_loose_layers_by_name(net: str) -> None:
     assert found.get("also", "is used outside of it") == "is used outside of it"
     assert all(isinstance(layer.weight, nn.Parameter) for layer in layers.values())
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+# --- layers that are replaced, networks with too few -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [HAT, GPM, OWM, EfficientPackNet, PackNet, SupSup])
+def test_a_layer_that_was_replaced_between_tasks_is_refused_by_name(kind: type) -> None:
+    options = {"total_tasks": 3} if kind is PackNet else {}
+    ours = kind(network(3), adam, steps=3, batch_size=16, **options)
+    ours.learn(tensors("classification", 0))
+    first, groups = ours.model[2], len(ours.optimizer.param_groups)
+    ours.model[2] = nn.Linear(16, 16)
+    with pytest.raises(RuntimeError, match="'2.weight', '2.bias' of the model are not what it was when earlier tasks"):
+        ours.learn(tensors("classification", 1))
+    assert len(ours.optimizer.param_groups) == groups
+    ours.model[2] = first
+    ours.learn(tensors("classification", 1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.cells(x.view(len(x), 2, 4))[0][:, -1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("net", "name"), [(lambda: nn.Linear(8, 3), ""), (Recurrent, "out")])
+def test_hat_without_a_layer_for_gates_says_what_to_do(net: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"no layer is left for gates: '{name}' is the only one, .* say inputs="):
+        HAT(net(), adam)
+    ours, x = HAT(net(), adam, inputs=[], steps=20, batch_size=16), tensors("classification", 0)[0]
+    answers = []
+    for task in range(3):
+        ours.learn(tensors("classification", task))
+        answers.append(ours.logits(x, task))
+        assert all(torch.equal(ours.logits(x, t), before) for t, before in enumerate(answers))
+
+
+def test_steps_beyond_those_that_were_announced_have_the_hardest_gates() -> None:
+    ours, found = HAT(network(3), adam, periods=2), []
+    ours.begin(steps=6)
+    batch = tensors("classification", 0)
+    for _ in range(10):
+        found.append(ours._s())
+        ours.step(loss_of(ours, batch))
+    assert found[:6] == pytest.approx([1 / 400, 200.00125, 400] * 2)
+    assert found[6:] == [400.0] * 4
+    ours.end(batch)

@@ -216,7 +216,7 @@ def test_importances_need_the_data(kind: type[Quadratic]) -> None:
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: learner(EWC, strength=-1.0), "strength must not be negative, got -1.0"),
+        (lambda: learner(EWC, strength=-1.0), "strength must be at least 0, got -1.0"),
         (lambda: learner(EWC, labels="true"), "labels must be one of sampled, .*, got 'true'"),
         (lambda: learner(Laplace, decay=1.5), r"decay must be in \[0, 1\], got 1.5"),
         (lambda: learner(SI, xi=0.0), "xi must be positive, got 0.0"),

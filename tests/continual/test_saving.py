@@ -15,7 +15,6 @@ from tasks import (
     FEATURES,
     NormNet,
     both_alphas,
-    every_method,
     learner,
     toy_model,
     toy_task,
@@ -91,25 +90,6 @@ def test_a_learner_without_tasks_is_saved_and_read(tmp_path: Path) -> None:
     for each in (ours, again):
         each.learn(toy_task(0))
     assert same(ours.model, again.model)
-
-
-@every_method
-@both_alphas
-def test_a_saved_learner_goes_on_bit_for_bit(method: str, alpha: float, tmp_path: Path) -> None:
-    straight = quick(method, "adam", alpha)
-    for t in range(4):
-        straight.learn(toy_task(t))
-    broken = quick(method, "adam", alpha)
-    for t in range(4):
-        broken.learn(toy_task(t))
-        broken.save(tmp_path / "learner.safetensors")
-        broken = quick(method, "adam", alpha, model=toy_model(seed=9))
-        broken.load(tmp_path / "learner.safetensors")
-    assert same(straight.model, broken.model)
-    for t in range(4):
-        x = toy_task(t).test().x
-        assert torch.equal(straight.logits(x, t), broken.logits(x, t))
-    assert broken.tasks == straight.tasks
 
 
 def test_norms_and_dropout_resume_too(tmp_path: Path) -> None:

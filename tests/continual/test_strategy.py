@@ -1,318 +1,368 @@
-"""What every continual learner promises: it learns, keeps what it protects, repeats itself, and survives a restart."""
+"""The loop: data of any kind, steps, heads that come later, tasks by their names, and what a learner refuses."""
 
-import math
-from collections.abc import Iterator
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from nets import same
-from powerprop.continual import Accuracies, EfficientPackNet, PackNet, accuracy_on, learn_stream, make_task
-from powerprop.continual.packing.subnetworks import Subnetworks
-from powerprop_paper.train import NonFiniteError
-from tasks import (
-    CLASSES,
-    NormNet,
-    both_alphas,
-    every_masking,
-    every_method,
-    every_optimizer,
-    learner,
-    toy_model,
-    toy_task,
+from powerprop import Powerprop
+from powerprop.continual import (
+    DER,
+    ER,
+    EWC,
+    HAT,
+    DERpp,
+    EfficientPackNet,
+    Naive,
+    Strategy,
+    combine,
+    learn_stream,
+    load_learner,
 )
+from powerprop.continual.strategy import KINDS
+from powerprop_paper.models import mlp
+from strategies import STRATEGIES, make, network, same_bits, state, tensors
+from tasks import CLASSES, FEATURES, learner, toy_model, toy_task
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*for the tasks to come", "ignore:.*sub-network")
+AGAIN = ("naive", "er", "er-online", "der", "der++", "ewc", "laplace", "mas", "si")
+"""Methods that learn a task again."""
 
 
-@every_method
-@both_alphas
-def test_learns_two_tasks(method: str, alpha: float) -> None:
-    ours = learner(method, alpha=alpha, steps=120)
-    for t in range(2):
-        ours.learn(toy_task(t))
-        assert accuracy_on(ours, toy_task(t), "task-incremental") > 0.9
-    assert [task.name for task in ours.tasks] == ["toy 0", "toy 1"]
+def sgd(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.3)
 
 
-@every_masking
-@every_optimizer
-@both_alphas
-def test_logits_of_earlier_tasks_are_bit_identical(method: str, optimizer: str, alpha: float) -> None:
-    ours = learner(method, optimizer, alpha, clip=1.0)
-    seen: list[torch.Tensor] = []
-    for t in range(4):
-        ours.learn(toy_task(t))
-        seen.append(ours.logits(toy_task(t).test().x, t))
-        for earlier, logits in enumerate(seen):
-            assert torch.equal(ours.logits(toy_task(earlier).test().x, earlier), logits)
+# --- data ------------------------------------------------------------------------------------------------------------
 
 
-@every_masking
-def test_frozen_weights_take_no_part_in_clipping(method: str) -> None:
-    ours = learner(method, clip=1e-3)
-    ours.learn(toy_task(0))
-    ours.begin(toy_task(1))
-    x, y = toy_task(1).test()
-    ours.step(nn.functional.cross_entropy(ours.model(x), y))
-    trained = ours.optimizer.trainable
-    norms = [ours.model.get_parameter(n).grad[trained[n]].norm() for n in trained]
-    share = ours.optimizer.trainable.density()  # few weights may not move farther than many
-    assert 0 < share < 1
-    assert torch.stack(norms).norm().item() == pytest.approx(1e-3 * math.sqrt(share), rel=1e-3)
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """A data set that hands out one row at a time."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self.x[row], self.y[row]
 
 
-@every_masking
-def test_biases_norms_and_heads_freeze(method: str) -> None:
-    ours = learner(method, "adamw", model=NormNet(), heads="out")
-    seen: list[torch.Tensor] = []
-    for t in range(3):
-        ours.learn(toy_task(t))
-        rest = {n: p.clone() for n, p in ours.model.state_dict().items() if n.startswith(("fc1.bias", "bn", "ln"))}
-        seen.append(ours.logits(toy_task(t).test().x, t))
-    ours.learn(toy_task(3))
-    assert len(rest) == 8
-    assert all(torch.equal(ours.model.state_dict()[n], p) for n, p in rest.items())
-    for t, logits in enumerate(seen):
-        assert torch.equal(ours.logits(toy_task(t).test().x, t), logits)
-        assert accuracy_on(ours, toy_task(t), "task-incremental") > 0.8
-    assert ours.model.bn.num_batches_tracked > 0
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Rows that come by themselves, whose number nobody knows."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return (self.rows[i] for i in range(len(self.rows)))
 
 
-def test_naive_fine_tuning_forgets() -> None:
-    ours = learner("naive", steps=120)
-    found = learn_stream(ours, [toy_task(t) for t in range(3)])["task-incremental"]
-    assert found.forgetting() > 0.1
-    assert found.backward_transfer() < -0.1
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "iterable", "loader"])
+def test_learn_takes_data_of_any_kind(kind: str) -> None:
+    ours = learner(steps=60)
+    for task in range(2):
+        x, y = toy_task(task).train()
+        rows = Rows(x, y)
+        data = {"tensors": (x, y), "dataset": rows, "iterable": Stream(rows), "loader": DataLoader(rows, 32)}[kind]
+        ours.learn(data)
+    x, y = toy_task(0).test()
+    assert (ours.predict(x, 0).label == y).double().mean() > 0.8
+    assert (ours.predict(x, group=None).task == 0).all()
 
 
-@every_method
-def test_same_seed_same_result(method: str) -> None:
-    first, second, other = (learner(method, seed=seed) for seed in (3, 3, 4))
-    for t in range(2):
-        for each in (first, second, other):
-            torch.rand(1)  # the global generator plays no part
-            each.learn(toy_task(t))
-    assert same(first.model, second.model)
-    assert not same(first.model, other.model)
+def test_epochs_go_through_all_the_data() -> None:
+    seen: list[int] = []
+    ours = Naive(
+        toy_model(), sgd, objective=lambda model, batch, task: seen.append(len(batch[0])) or model(batch[0]).mean()
+    )  # type: ignore[func-returns-value]
+    x, y = toy_task(0).train()
+    ours.learn(DataLoader(TensorDataset(x, y), 100), epochs=2)
+    assert seen == [100, 100, 56] * 2
+    with pytest.raises(TypeError, match="say how many steps, not epochs"):
+        ours.learn(Stream(Rows(x, y)), epochs=1)
 
 
-def test_packnet_takes_its_share_of_every_layer_among_free_weights() -> None:
-    ours = learner("packnet", total_tasks=5, steps=10)  # layers of 384, 1024 and 96 weights
-    assert isinstance(ours, PackNet)
-    shares: dict[str, list[int]] = {name: [] for name in ours.nets.masters}
-    for t in range(5):
-        ours.learn(toy_task(t))
-        for name, owner in ours.nets.masks.owner.items():
-            shares[name].append(int((owner == t).sum()))
-        assert ours.nets.masks.mask(t) == ~ours.nets.masks.free()
-    assert shares["fc1.weight"] == [76, 77, 77, 77, 77]
-    assert shares["fc2.weight"] == [204, 205, 205, 205, 205]
-    assert shares["fc3.weight"] == [19, 19, 19, 19, 20]
-    with pytest.raises(ValueError, match="made for total_tasks=5, got one more"):
-        ours.learn(toy_task(5))
-
-
-def test_packnet_needs_a_weight_per_task_in_every_layer() -> None:
-    with pytest.raises(ValueError, match="tasks must be at most 96, the number of weights of 'fc3.weight', got 97"):
-        learner("packnet", total_tasks=97)
-
-
-def test_a_network_that_is_nearly_full_says_so_once() -> None:
-    ours = learner(grid=(0.995,), gamma=0.1, steps=2, distribution="uniform", when_full="train")
-    full = r"toy 0: fewer than 1% of the weights of fc1\.weight, .* are free for the tasks to come"
-    with pytest.warns(UserWarning, match=full):
-        ours.learn(toy_task(0))
-    ours.learn(toy_task(1))
-
-
-def test_efficient_packnet_reuses_weights_of_earlier_tasks() -> None:
-    ours = learner(grid=(0.5, 0.4, 0.3, 0.2))
-    assert isinstance(ours, EfficientPackNet)
-    for t in range(3):
-        ours.learn(toy_task(t))
-    last = ours.nets.masks.mask(2)
-    earlier = ours.nets.masks.mask(0) | ours.nets.masks.mask(1)
-    assert (last & earlier).count() > 0
-    assert (last - earlier).count() > 0
-
-
-def test_free_weights_are_initialised_again_and_used_ones_kept() -> None:
-    ours = learner(alpha=1.5, steps=40)
-    spread = ours.nets.spread
-    ours.learn(toy_task(0))
-    used = {n: m.theta()[ours.nets.masks.mask(0)[n]].clone() for n, m in ours.nets.masters.items()}
-    free = ours.nets.masks.free()
-    for name, master in ours.nets.masters.items():
-        fresh = master.theta()[free[name]]
-        assert float(fresh.std()) == pytest.approx(spread[name], rel=0.2)
-        assert (fresh != 0).all()
-    ours.learn(toy_task(1))
-    for name, master in ours.nets.masters.items():
-        assert torch.equal(master.theta()[ours.nets.masks.mask(0)[name]], used[name])
-
-
-def test_the_model_shows_a_plain_sparse_network() -> None:
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(3, "got int"), (iter([1]), "got list_iterator"), ((torch.ones(3), torch.ones(2)), r"\[3, 2\]")],
+)
+def test_data_that_cannot_be_learned_is_refused(data: Any, message: str) -> None:
     ours = learner()
-    for t in range(2):
-        ours.learn(toy_task(t))
-    ours.nets.show(0)
-    x = toy_task(0).test().x
-    assert torch.equal(ours.model(x), ours.logits(x, 0))
-    kept = sum(int(m.param.count_nonzero()) for m in ours.nets.masters.values())
-    assert kept == ours.nets.masks.mask(0).count()
-
-
-def test_labels_of_the_whole_stream() -> None:
-    ours = learner(model=toy_model(outputs=2 * CLASSES), labels="stream", steps=120)
-    for t in range(2):
-        ours.learn(toy_task(t))
-        assert accuracy_on(ours, toy_task(t), "task-incremental") > 0.9
-    found = ours.predict(toy_task(1).test().x, 1)
-    assert int(found.label.max()) < CLASSES
-    assert accuracy_on(ours, toy_task(1), "class-incremental") > 0.9
-    naive = learner("naive", model=toy_model(outputs=2 * CLASSES), labels="stream", steps=120)
-    for t in range(2):
-        naive.learn(toy_task(t))
-    assert accuracy_on(naive, toy_task(1), "class-incremental") > 0.9
-
-
-def test_a_stream_stopped_and_started_again(tmp_path: Path) -> None:
-    stream = [toy_task(t) for t in range(3)]
-    scenarios = ("task-incremental", "class-incremental")
-    whole = learn_stream(learner(), stream, scenarios)
-    heard: list[str] = []
-    learn_stream(learner(), stream[:2], scenarios, checkpoint=tmp_path / "l", after_task=lambda t: heard.append(t.name))
-    again = learn_stream(
-        learner(), stream, scenarios, checkpoint=tmp_path / "l", after_task=lambda t: heard.append(t.name)
-    )
-    assert heard == ["toy 0", "toy 1", "toy 2"]
-    assert whole == again
-    assert [len(row) for row in whole["task-incremental"].rows] == [1, 2, 3]
-    assert whole["task-incremental"].forgetting() == 0
-    assert whole["class-incremental"].scenario == "class-incremental"
-
-
-def test_metrics_by_hand() -> None:
-    found = Accuracies("task-incremental", [[0.9, 0.2, 0.3], [0.7, 0.8, 0.4], [0.6, 0.9, 1.0]])
-    assert found.average() == pytest.approx((0.6 + 0.9 + 1.0) / 3)
-    assert found.average(after=1) == pytest.approx(0.75)
-    assert found.backward_transfer() == pytest.approx(((0.6 - 0.9) + (0.9 - 0.8)) / 2)
-    assert found.forgetting() == pytest.approx(((0.9 - 0.6) + (0.8 - 0.9)) / 2)
-    assert found.forward_transfer([0.1, 0.1, 0.1]) == pytest.approx(((0.2 - 0.1) + (0.4 - 0.1)) / 2)
-    assert found.summary()["scenario"] == "task-incremental"
-    with pytest.raises(ValueError, match="every task evaluated before"):
-        Accuracies("task-incremental", [[0.5], [0.5, 0.5]]).forward_transfer([0.1, 0.1])
-    with pytest.raises(ValueError, match="this needs 2 or more learned tasks, got 1"):
-        Accuracies("task-incremental", [[0.5]]).forgetting()
-    with pytest.raises(ValueError, match="scenario must be one of .*, got 'blind'"):
-        Accuracies("blind")  # type: ignore[arg-type]
-
-
-def test_forward_transfer_of_the_naive_learner() -> None:
-    stream = [toy_task(t) for t in range(2)]
-    found = learn_stream(learner("naive"), stream, future=True)["task-incremental"]
-    assert isinstance(found.forward_transfer([1 / 3, 1 / 3]), float)
-
-
-def test_make_task() -> None:
-    x, y = torch.rand(20, 3), torch.arange(20) % 2
-    task = make_task((x, y))
-    assert len(task.train().x) == 18
-    assert len(task.validation().x) == 2
-    assert task.classes == (0, 1)
-    with pytest.raises(ValueError, match="as many labels as inputs, got 20 and 19"):
-        make_task((x, y[:-1]))
-
-
-def test_an_unreachable_target_takes_the_densest_and_says_so() -> None:
-    ours = learner(gamma=1.0, grid=(0.02, 0.01), steps=120, rate="paper")
-    spoiled = "toy 0: a performance of .* fell to .* in the task's sub-network"
-    with (
-        pytest.warns(UserWarning, match="toy 0: no sub-network of 2% of the weights or fewer .* the densest is taken"),
-        pytest.warns(UserWarning, match=spoiled),
-    ):
-        ours.learn(toy_task(0))
-    assert ours.nets.masks.used() == pytest.approx(0.02, abs=1e-3)
-
-
-@every_masking
-def test_a_task_that_diverges_leaves_the_others_alone(method: str) -> None:
-    ours = learner(method, steps=20)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ours.learn(data)
+    assert ours.current == 0
     ours.learn(toy_task(0))
-    before = ours.logits(toy_task(0).test().x, 0)
-    (group,) = ours.optimizer.param_groups
-    group["lr"], rate = 1e30, group["lr"]
-    with pytest.raises(NonFiniteError):
-        ours.learn(toy_task(1))
-    assert torch.equal(ours.logits(toy_task(0).test().x, 0), before)
-    group["lr"] = rate
-    ours.learn(toy_task(1))
-    assert torch.equal(ours.logits(toy_task(0).test().x, 0), before)
-    assert accuracy_on(ours, toy_task(1), "task-incremental") > 0.5
 
 
-@every_masking
-def test_a_step_outside_of_a_task_moves_nothing(method: str) -> None:
-    ours = learner(method, steps=20)
-    for index in range(2):
-        ours.learn(toy_task(index))
-    x = toy_task(0).test().x
-    before = [ours.logits(x, index) for index in range(2)]
-    ours.model.train()
-    for _ in range(2):
-        nn.functional.cross_entropy(ours.model(x), toy_task(0).test().y).backward()
-        ours.optimizer.step()
-    assert all(torch.equal(ours.logits(x, index), before[index]) for index in range(2))
+def test_a_method_that_needs_the_data_says_so() -> None:
+    ours = make("ewc")
+    x, y = tensors("classification", 0)
+    ours.begin(0)
+    ours.step(nn.functional.cross_entropy(ours.model(x), y))
+    with pytest.raises(ValueError, match=r"EWC looks at the data of a task when it ends: say end\(loader\)"):
+        ours.end()
+    ours.end((x, y))
+    assert ours.current == 1
 
 
-@every_masking
-def test_packing_that_was_interrupted_is_noticed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
+# --- steps -----------------------------------------------------------------------------------------------------------
 
-    ours = learner(method, steps=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(Subnetworks, "show", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ours.learn(toy_task(0))
-    with pytest.raises(RuntimeError, match="1 tasks are packed, but the learner has learned 0"):
+
+@pytest.mark.parametrize("name", ["naive", "ewc", "efficient-packnet"])
+def test_a_gradient_scaler_changes_nothing_but_rounding(name: str) -> None:
+    plain, scaled = make(name, "regression"), make(name, "regression")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    data = tensors("regression", 0)
+    for each, tool in ((plain, None), (scaled, scaler)):
+        each.begin(0)
+        for _ in range(5):
+            each.step(each.objective.loss(each.model, data, 0), data, tool)
+        each.end(data)
+    first, second = state(plain), state(scaled)
+    assert all(torch.allclose(first[n], second[n], atol=1e-5) for n in first)
+
+
+def test_an_optimiser_or_a_powerprop_serves_as_well_as_a_factory() -> None:
+    made = []
+    for kind in ("factory", "optimizer", "powerprop"):
+        model = toy_model()
+        base = torch.optim.SGD(model.parameters(), lr=0.3)
+        given: Any = sgd if kind == "factory" else base if kind == "optimizer" else Powerprop(base, model, 1.5)
+        ours = Naive(model, given, steps=20, alpha=None if kind == "powerprop" else 1.5)
         ours.learn(toy_task(0))
+        made.append(state(ours))
+    assert same_bits(made[0], made[1])
+    assert same_bits(made[0], made[2])
+    with pytest.raises(TypeError, match="alpha, where and rate belong to the Powerprop"):
+        Naive(model, Powerprop(torch.optim.SGD(model.parameters(), lr=0.3), model, 1.5), alpha=2.0)
 
 
-def test_a_network_that_moves_answers_at_once() -> None:
-    ours = learner(steps=20)
-    ours.learn(toy_task(0))
-    x = toy_task(0).test().x
-    before = ours.logits(x, 0)
-    ours.model.double()
-    assert torch.allclose(ours.logits(x.double(), 0).float(), before, atol=1e-5)
-    assert all(m.theta().dtype == torch.float64 for m in ours.optimizer.masters.values())
+def test_an_optimiser_serves_one_learner() -> None:
+    model = network(3)
+    base = sgd(list(model.parameters()))
+    first = ER(model, base)
+    for taken in (base, first.optimizer):
+        with pytest.raises(ValueError, match="this optimiser belongs to a learner already"):
+            EWC(model, taken)
+    first.learn(tensors("classification", 0))
 
 
-@pytest.fixture
-def float64_by_default() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+def test_an_optimizer_that_asks_for_a_closure_is_refused() -> None:
+    with pytest.raises(TypeError, match="one gradient, but LBFGS asks for a closure"):
+        Strategy(toy_model(), torch.optim.LBFGS)
 
 
-@pytest.mark.usefixtures("float64_by_default")
-@pytest.mark.parametrize("how", ["shortlist", "exhaustive", "oneshot", "binary"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_tasks_are_inferred_in_every_precision(how: str, dtype: torch.dtype) -> None:
-    ours = learner(steps=20, model=toy_model().to(dtype))
-    for index in range(2):
-        x, y = toy_task(index).train()
-        ours.learn(make_task((x.to(dtype), y), index=index))
-    assert ours.predict(toy_task(1).test().x.to(dtype), method=how, group=None).task.unique().numel() == 1  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"clip": 0.0}, r"clip must be positive, got 0\.0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Naive(toy_model(), sgd, **options)
 
 
-@every_masking
-@both_alphas
-@pytest.mark.usefixtures("deterministic")
-def test_deterministic_algorithms(method: str, alpha: float) -> None:
-    ours = learner(method, alpha=alpha)
+# --- heads and tasks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Naive, EfficientPackNet])
+def test_heads_are_added_while_learning(kind: type[Strategy], tmp_path: Path) -> None:
+    model = mlp([FEATURES, 24, CLASSES], heads=1, generator=torch.Generator().manual_seed(0))
+    ours = kind(model, sgd, heads="heads", steps=60, alpha=1.5)
     for t in range(3):
         ours.learn(toy_task(t))
-    assert len(ours.predict(toy_task(1).test().x).label) == 128
+    assert sorted(name for name, _ in model.heads.named_children()) == ["0", "1", "2"]
+    x, y = toy_task(2).test()
+    assert (ours.predict(x, 2).label == y).double().mean() > 0.8
+    ours.save(tmp_path / "l")
+    again = load_learner(tmp_path / "l", mlp([FEATURES, 24, CLASSES], heads=1))
+    assert torch.equal(again.logits(x, 2), ours.logits(x, 2))
+
+
+def test_without_the_task_all_heads_are_asked() -> None:
+    ours = learner("naive", head_count=3, steps=80)
+    for t in range(3):
+        ours.learn(toy_task(t))
+    x = toy_task(2).test().x
+    found = ours.predict(x)
+    logits = torch.cat([ours.logits(x, t) for t in range(3)], 1)
+    assert torch.equal(found.number, logits.argmax(1))
+    assert torch.equal(found.task, logits.argmax(1) // CLASSES)
+
+
+class Shifted(nn.Module):
+    """Takes the task without having heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.shift = toy_model(), nn.Embedding(4, FEATURES)
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        return self.body(x + self.shift.weight[task])  # type: ignore[no-any-return]
+
+
+def test_a_model_may_take_the_task_without_heads() -> None:
+    ours = learner(model=Shifted(), takes_task=True, steps=60)
+    for t in range(2):
+        ours.learn(toy_task(t))
+    x, y = toy_task(1).test()
+    assert (ours.predict(x, 1).label == y).double().mean() > 0.8
+
+
+def test_clipping_does_not_depend_on_heads_that_are_not_there_yet() -> None:
+    few, many = (learner("naive", head_count=heads, clip=0.1, steps=20, model=None) for heads in (2, 40))
+    for each in (few, many):
+        each.learn(toy_task(0))
+    assert torch.allclose(few.model.fc1.weight, many.model.fc1.weight, atol=1e-6)
+
+
+class ListedHeads(nn.Module):
+    """A list of heads, which cannot add one by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(FEATURES, 8), nn.ModuleList([nn.Linear(8, CLASSES)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        return self.out[task](torch.relu(self.fc(x)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"model": toy_model(outputs=2)},
+            r"labels='task' needs 3 outputs for its classes \(0, 1, 2\), the model has 2",
+        ),
+        ({"labels": "stream"}, r"labels='stream' needs 6 outputs for its classes \(3, 4, 5\), the model has 3"),
+        (
+            {"model": ListedHeads(), "heads": "out"},
+            "toy 1: 'out' has no head '1', it has 0; add one",
+        ),
+    ],
+)
+def test_a_network_with_too_few_outputs_is_named(options: dict[str, Any], message: str) -> None:
+    ours = learner("naive", steps=1, **options)
+    with pytest.raises(ValueError, match=message):
+        learn_stream(ours, [toy_task(0), toy_task(1)])
+
+
+def test_methods_that_hold_nothing_learn_with_a_new_layer() -> None:
+    ours = Naive(network(3), sgd, steps=30, batch_size=16)
+    ours.learn(tensors("classification", 0))
+    ours.model[5] = layer = nn.Linear(16, 3)
+    before = layer.weight.detach().clone()
+    ours.learn(tensors("classification", 1))
+    assert not torch.equal(layer.weight, before)
+
+
+# --- what tasks are called -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", ["task", "stream"])
+def test_the_naive_learner_names_the_tasks_it_knows(labels: str) -> None:
+    ours = learner("naive", model=toy_model(outputs=2 * CLASSES), labels=labels, steps=110)
+    x = toy_task(0).test().x
+    for task in (None, 0):
+        with pytest.raises(ValueError, match=f"task must be learned first: none is yet, got {task}"):
+            ours.predict(x, task)
+    asked = []
+    ours.learn(toy_task(0), lambda phase, step, loss: asked.append(ours.predict(x, 0).label))
+    assert asked
+    with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*, got -1"):
+        ours.predict(x, -1)
+    if labels == "stream":
+        with pytest.raises(ValueError, match=r"task must be in 0\.\.0 .*, got 1"):
+            ours.predict(x, 1)
+    else:  # forward transfer
+        assert (ours.predict(x, 1).task == 1).all()
+
+
+def test_a_task_is_called_by_its_index_and_learned_once() -> None:
+    ours = learner(steps=2)
+    ours.learn(toy_task(5))
+    with pytest.raises(ValueError, match=r"toy 5: 5 was learned already \(5 was\)"):
+        ours.learn(toy_task(5))
+    ours.learn(toy_task(0))
+    assert ours.ids == [5, 0]
+    with pytest.raises(ValueError, match=r"task must be one of 5, 0 \(the tasks learned so far\), got 1"):
+        ours.predict(toy_task(0).test().x, 1)
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_task_comes_again_with_its_head(name: str, tmp_path: Path) -> None:
+    options = STRATEGIES[name].options
+
+    def made() -> Strategy:
+        base = learner("naive", "adam", 1.0, head_count=3)
+        kind = STRATEGIES[name].kind
+        return kind(
+            base.model, lambda p: torch.optim.Adam(p, lr=1e-2), heads="heads", steps=30, batch_size=32, **options
+        )
+
+    ours, x = made(), toy_task(0).test().x
+    ours.learn(toy_task(0), id="a")
+    ours.learn(toy_task(1), id="b")
+    first, second = (state(ours)[f"heads.{head}.weight"] for head in (0, 1))
+    ours.learn(toy_task(0), id="a", again=True)
+    assert ours.ids == ["a", "b"]
+    assert ours.visits == 3
+    assert not torch.equal(state(ours)["heads.0.weight"], first)
+    rehearsed = STRATEGIES[name].kind in (ER, DER, DERpp)
+    assert rehearsed or torch.equal(state(ours)["heads.1.weight"], second)
+    assert (ours.predict(x, "a").label == toy_task(0).test().y).double().mean() > 0.8
+    ours.save(tmp_path / "l")
+    again = made()
+    again.load(tmp_path / "l")
+    for each in (ours, again):
+        each.learn(toy_task(2), id="c")
+        each.learn(toy_task(1), id="b", again=True)
+    assert same_bits(state(ours), state(again))
+
+
+def test_another_visit_draws_other_batches() -> None:
+    ours, seen = make("naive"), []
+    for visit in range(2):
+        ours.begin("a", again=visit == 1)
+        seen.append(torch.rand(3, generator=ours.generator("batches")))
+        ours.end(tensors("classification", 0))
+    assert not torch.equal(*seen)
+
+
+def test_of_two_methods_neither_must_be_in_the_way() -> None:
+    options = {"memory": 20, "steps": 2, "batch_size": 8}
+    ours = combine(ER, HAT)(make("naive").model, lambda p: torch.optim.Adam(p), **options)
+    ours.learn(tensors("classification", 0), id="a")
+    with pytest.raises(ValueError, match="HAT does not learn a task again"):
+        ours.learn(tensors("classification", 0), id="a", again=True)
+
+
+def test_classes_stay_those_of_the_first_visit() -> None:
+    ours = learner("naive")
+    ours.learn(toy_task(0))
+    with pytest.raises(ValueError, match="expected the classes .0, 1, 2. that it had before, got .3, 4, 5."):
+        ours.begin(0, classes=(3, 4, 5), again=True)
+
+
+def test_a_method_from_outside_is_made_again_and_takes_no_name_from_the_library(tmp_path: Path) -> None:
+    def defined(name: str) -> Any:
+        return type(name, (EWC,), {})
+
+    first, second = defined("Mine"), defined("Mine")
+    for kind in (second, combine(ER, EWC)):
+        kind(network(3), sgd, steps=2).save(tmp_path / kind.__name__)
+    assert type(load_learner(tmp_path / "Mine", network(3))) is second is not first
+    with pytest.raises(ValueError, match="ERWithEWC, not one of .*: make the learner yourself"):
+        load_learner(tmp_path / "ERWithEWC", network(3))
+    assert defined("Naive") is not KINDS["Naive"] is Naive

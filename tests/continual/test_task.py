@@ -1,7 +1,4 @@
-"""Tasks made of tensors, the random state of a task, and streams that do not fit their learner."""
-
-from dataclasses import replace
-from pathlib import Path
+"""Tasks made of tensors, and the random state of a task."""
 
 import pytest
 import torch
@@ -9,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from powerprop.continual import learn_stream, make_task
+from powerprop.continual import make_task
 from powerprop.continual.data import drawing_from
-from tasks import learner, toy_task
 
 
 def pair(size: int, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -101,52 +97,3 @@ def test_drawing_from_a_seed_on_a_gpu() -> None:
         drawn = torch.rand(5, device=device)
     assert torch.equal(drawn, torch.rand(5, device=device, generator=torch.Generator(device).manual_seed(7)))
     assert all(torch.equal(*pair) for pair in zip(before, torch.cuda.get_rng_state_all(), strict=True))
-
-
-def test_the_place_in_the_stream_is_the_index() -> None:
-    numbered = [toy_task(t) for t in range(3)]
-    ours, same, heard = learner(), learner(), []
-    found = learn_stream(
-        ours, [replace(task, index=0) for task in numbered], after_task=lambda t: heard.append(t.index)
-    )
-    assert found == learn_stream(same, numbered)
-    assert found["task-incremental"].average() > 0.9
-    assert heard == [0, 1, 2]
-
-
-def test_a_stream_after_tasks_that_were_learned_before() -> None:
-    stream = [toy_task(t) for t in range(3)]
-    ours = learner()
-    ours.learn(stream[0])
-    with pytest.raises(ValueError, match="the learner knows 1 tasks and has 0 rows of task-incremental accuracies"):
-        learn_stream(ours, stream)
-    assert learn_stream(ours, stream, ()) == {}
-    assert ours.current == 3
-    with pytest.raises(ValueError, match="the learner knows 3 tasks, the stream has 2"):
-        learn_stream(ours, stream[:2], ())
-
-
-def test_a_stream_resumed_with_other_scenarios(tmp_path: Path) -> None:
-    stream = [toy_task(t) for t in range(2)]
-    learn_stream(learner(), stream[:1], ("task-incremental",), checkpoint=tmp_path / "l")
-    message = "scenarios must be task-incremental, in which the learner's tasks were evaluated, got class-incremental"
-    with pytest.raises(ValueError, match=message):
-        learn_stream(learner(), stream, ("class-incremental",), checkpoint=tmp_path / "l")
-
-
-def test_scenarios_are_checked_before_the_first_task() -> None:
-    ours = learner()
-    with pytest.raises(ValueError, match="scenario must be one of .*, got 'blind'"):
-        learn_stream(ours, [toy_task(0)], ("blind",))  # type: ignore[arg-type]
-    assert ours.current == 0
-
-
-@pytest.mark.parametrize("method", ["epn", "packnet"])
-def test_a_task_has_no_subnetwork_before_it_is_learned(method: str) -> None:
-    stream, ours = [toy_task(t) for t in range(2)], learner(method)
-    with pytest.raises(ValueError, match="no sub-network before it is learned.* got task-incremental, domain-incr"):
-        learn_stream(ours, stream, ("task-incremental", "domain-incremental"), future=True)
-    assert ours.current == 0
-    found = learn_stream(ours, stream, ("domain-incremental",), future=True)["domain-incremental"]
-    assert [len(row) for row in found.rows] == [2, 2]
-    assert found.forward_transfer([0.0, 0.0]) == found.rows[0][1]

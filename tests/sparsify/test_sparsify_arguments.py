@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -78,24 +79,22 @@ def test_one_method_serves_one_optimiser() -> None:
         sgd(Rows(a=KAST), method)
 
 
+RIGL = partial(pp.RigL, steps=1000)
+
+
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other", "mine", "message"),
     [
-        (pp.SET(0.5, steps=1000), "the state was saved with method='SET', not 'RigL'"),
-        (pp.RigL(0.75, steps=1000), r"the state was saved with sparsity=0\.75, not 0\.5"),
-        (pp.RigL(0.5, steps=1000, distribution="erk"), "the state was saved with distribution='erk', not 'uniform'"),
+        (pp.SET(0.5, steps=1000), RIGL(0.5), "method='SET', not 'RigL'"),
+        (RIGL(0.75), RIGL(0.5), r"sparsity=0\.75, not 0\.5"),
+        (RIGL(0.5, distribution="erk"), RIGL(0.5), "distribution='erk', not 'uniform'"),
+        (pp.TopKAST(0.5, backward_sparsity=0.25), pp.TopKAST(0.5), r"backward_sparsity=0\.25, not 0\.0"),
     ],
 )
-def test_the_state_of_another_method_is_refused(other: Method, message: str) -> None:
+def test_the_state_of_another_method_is_refused(other: Method, mine: Method, message: str) -> None:
     state = sgd(Rows(a=KAST), other).state_dict()
-    with pytest.raises(ValueError, match=message):
-        sgd(Rows(a=KAST), pp.RigL(0.5, steps=1000)).load_state_dict(state)
-
-
-def test_the_state_of_a_topkast_that_trained_other_weights_is_refused() -> None:
-    state = sgd(Rows(a=KAST), pp.TopKAST(0.5, backward_sparsity=0.25)).state_dict()
-    with pytest.raises(ValueError, match=r"the state was saved with backward_sparsity=0\.25, not 0\.0"):
-        sgd(Rows(a=KAST), pp.TopKAST(0.5)).load_state_dict(state)
+    with pytest.raises(ValueError, match=f"the state was saved with {message}"):
+        sgd(Rows(a=KAST), mine).load_state_dict(state)
 
 
 def test_whole_numbers_of_any_kind_are_steps() -> None:

@@ -15,7 +15,6 @@ from powerprop.mask_entries import places
 from powerprop.schedules import constant
 from powerprop.sparsify import Method
 from powerprop.sparsify.base import top_among
-from powerprop.sparsify.prune import top_k
 from rows import Rows, every_alpha, on, push, put, sgd
 from sparse import counts
 
@@ -275,13 +274,6 @@ def test_share_is_exact(layers: list[tuple[float, int]], data: st.DataObject) ->
     counts = apportion(total, weights, room)
     assert sum(counts.values()) == total
     assert all(0 <= counts[n] <= room[n] for n in room)
-
-
-@given(st.lists(st.sampled_from([0.0, 0.0, 0.0, -1.0, 1.0, 2.0, 3.0]), min_size=1, max_size=40), st.data())
-def test_rankings_with_many_ties_keep_the_first(scores: list[float], data: st.DataObject) -> None:
-    k = data.draw(st.integers(0, len(scores)))
-    first = sorted(range(len(scores)), key=lambda i: -scores[i])[:k]
-    assert places(top_k(torch.tensor(scores), k)).tolist() == sorted(first)
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=1, max_size=40), st.data())

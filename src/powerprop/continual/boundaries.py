@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -154,17 +153,9 @@ class BoundaryFinder:
     """
 
     def __init__(
-        self,
-        learner: Strategy,
-        detector: ChangePointDetector | None = None,
-        *,
-        delay: int = 5,
-        confirm: int = 3,
-        certainty: float = 0.9,
-        least: int = 100,
-        memory: int = 200,
-        classes: Sequence[int] = tuple(range(10)),
-    ) -> None:
+        self, learner: Strategy, detector: ChangePointDetector | None = None, *, delay: int = 5, confirm: int = 3,
+        certainty: float = 0.9, least: int = 100, memory: int = 200, classes: Sequence[int] = tuple(range(10)),
+    ) -> None:  # fmt: skip
         check_finding(delay, confirm, certainty, least, memory)
         self.learner, self.detector = learner, detector or ChangePointDetector()
         if delay >= self.detector.longest:
@@ -210,17 +201,14 @@ class BoundaryFinder:
         sure = self.detector.probability_of_change(self.delay) >= self.certainty
         if not sure:
             self._before = self.detector.mean(length)
-        return (
-            sure
-            and self.seen >= self.least
-            and length + 1 >= self.confirm
-            and self.detector.mean(length) > self._before
-        )
+        lasting = self.seen >= self.least and length + 1 >= self.confirm
+        return sure and lasting and self.detector.mean(length) > self._before
 
     def _train(self, batch: tuple[Tensor, Tensor]) -> None:
         learner = self.learner
         on_device = to_device(batch, learner.device)
-        with self._drawing(), learner.viewing(learner.current) as model:
+        seed = derived_seed(learner.seed, learner.current, LAYERS, self.seen)
+        with drawing_from(seed, learner.device), learner.viewing(learner.current) as model:
             learner.step(learner.objective.loss(model, on_device, learner.current), on_device)
         self.kept.append(batch)
 
@@ -228,10 +216,6 @@ class BoundaryFinder:
         """Train on the batches that wait, up to the last ones."""
         while len(self.waiting) > left:
             self._train(self.waiting.popleft())
-
-    def _drawing(self) -> AbstractContextManager[None]:
-        learner = self.learner
-        return drawing_from(derived_seed(learner.seed, learner.current, LAYERS, self.seen), learner.device)
 
     def _begin(self) -> None:
         self.learner.begin(classes=self.classes, name=f"found {self.learner.current}")

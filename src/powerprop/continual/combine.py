@@ -33,18 +33,24 @@ ALONE = ("after_backward", "viewing", "predict", "choose_masks", "importances", 
 which weights matter, who projects steps. Of all others every strategy's acts, in the order of the classes."""
 TRAITS = {
     "starts anew": "every task begins anew, or trains parameters of the method's own: there is nothing to `carry`",
-    "keeps answers": "earlier tasks answer as before, to the bit, because weights are held for them",
-    "rewrites weights": "weights are written to past the masks of the optimiser",
-    "trains no weight": "no weight is trained",
-    "acts on weights": "gradients or moves of weights are what the method is about",
     "once": "a task cannot be learned again after others",
-    "fills memory": "it says itself when examples go into the memory, and what with them",
-    "sees layers": "what goes into layers is looked at, or changed, while the network answers",
-    "trains beyond": "layers are trained that no answer of the network needs",
-    "asks before": "the network as it is, and as it was, is asked about the classes of all tasks at once",
-    "fills the loss": "what is rehearsed leaves no room for another rehearsal",
+    "keeps answers": "{} holds weights so that earlier tasks answer as before",
+    "rewrites weights": "{} writes to weights after the optimiser's step or between tasks",
+    "trains no weight": "{} trains no weight",
+    "acts on weights": "{} acts on how weights are trained",
+    "fills memory": "{} says itself when examples go into the memory, and what with them",
+    "fills the loss": "what {} rehearses leaves no room in the loss",
+    "sees layers": "{} looks at what goes into layers while the network answers",
+    "trains beyond": "{} trains layers that no answer needs",
+    "asks before": "{} asks one network, and that of before, about all tasks",
 }
 """What a class may say of itself in `traits`."""
+AGAINST = (
+    ("keeps answers", "rewrites weights"),
+    ("trains no weight", "acts on weights"),
+    ("sees layers", "trains beyond"),
+)
+"""Traits that do not go together."""
 NOT_SAVED = ("self", "model", "optimizer", "objective", "alpha", "rate", "where", "schedule")
 
 
@@ -102,30 +108,21 @@ def _conflicts(kind: type) -> list[str]:
     def owners(hook: str) -> list[str]:
         return [function.__qualname__.rpartition(".")[0] for function in hooks_of(kind, hook)]
 
-    found = [
-        f"{' and '.join(each)} both have {hook}, and a learner can have one only"
-        for hook in ALONE
-        if len(each := owners(hook)) > 1
-    ]
-    having_of = {trait: having(kind, trait) for trait in TRAITS}
-    keeps, fills = having_of["keeps answers"], having_of["fills memory"]
-    if len(keeps) > 1:
-        found.append(f"{' and '.join(keeps)} both hold weights for earlier tasks, and undo each other's masks")
-    if keeps and (rewrites := having_of["rewrites weights"]):
-        text = f"{rewrites[0]} writes to weights after the optimiser's step or between tasks"
-        found.append(f"{keeps[0]} holds weights so that earlier tasks answer as before, and {text}")
-    if (fixed := having_of["trains no weight"]) and (acts := having_of["acts on weights"]):
-        found.append(f"{fixed[0]} trains no weight, and {acts[0]} acts on how weights are trained")
-    if (full := having_of["fills the loss"]) and len(both := owners("rehearse")) > 1:
-        found.append(f"{' and '.join(both)} both rehearse, and the share of {full[0]} leaves no room in the loss")
-    if len(fills) > 1:
-        found.append(f"{' and '.join(fills)} both fill the memory, each in its own way")
-    if (beyond := having_of["trains beyond"]) and (sees := having_of["sees layers"]):
-        text = f"{beyond[0]} trains layers that no answer needs"
-        found.append(f"{sees[0]} looks at what goes into layers while the network answers, and {text}")
-    if (asks := having_of["asks before"]) and (own := [each for each in owners("viewing") if each != "Strategy"]):
-        text = f"{own[0]} shows every task a network of its own"
-        found.append(f"{asks[0]} asks one network, and that of before, about all tasks, and {text}")
+    def two(names: list[str], what: str) -> list[str]:
+        return [f"{' and '.join(names)} both {what}"] if len(names) > 1 else []
+
+    found = [each for hook in ALONE for each in two(owners(hook), f"have {hook}, and a learner can have one only")]
+    found += two(having(kind, "keeps answers"), "hold weights for earlier tasks, and undo each other's masks")
+    found += two(having(kind, "fills memory"), "fill the memory, each in its own way")
+    for pair in AGAINST:
+        first, second = (having(kind, trait) for trait in pair)
+        if first and second:
+            found.append(f"{TRAITS[pair[0]].format(first[0])}, and {TRAITS[pair[1]].format(second[0])}")
+    if full := having(kind, "fills the loss"):
+        found += two(owners("rehearse"), f"rehearse, and {TRAITS['fills the loss'].format(full[0])}")
+    own = [each for each in owners("viewing") if each != "Strategy"]
+    if own and (asks := having(kind, "asks before")):
+        found.append(f"{TRAITS['asks before'].format(asks[0])}, and {own[0]} shows every task a network of its own")
     return found
 
 

@@ -16,18 +16,44 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from powerprop.batches import Batches
 
 __all__ = [
-    "Missing",
-    "Source",
-    "all_tensors",
-    "count_rows",
-    "derived_seed",
-    "drawing_from",
-    "in_pieces",
-    "join_rows",
-    "number_of",
-    "take_rows",
-    "to_device",
-]
+    "Missing", "Source", "all_tensors", "count_rows", "derived_seed", "drawing_from", "in_pieces", "join_rows",
+    "number_of", "take_rows", "to_device",
+]  # fmt: skip
+
+
+def map_parts(function: Callable[..., Any], *batches: Any) -> Any:
+    """A batch put together as these are, of function(parts) for all parts that stand in the same place."""
+    first = batches[0]
+    if isinstance(first, Mapping):
+        return {key: map_parts(function, *(each[key] for each in batches)) for key in first}
+    if isinstance(first, (tuple, list)):
+        found = [map_parts(function, *parts) for parts in zip(*batches, strict=True)]
+        return type(first)(*found) if hasattr(first, "_fields") else type(first)(found)
+    return function(*batches)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same batch with its tensors on a device."""
+    return map_parts(lambda part: part.to(device) if isinstance(part, Tensor) else part, batch)
+
+
+def take_rows(batch: Any, index: Tensor) -> Any:
+    """Some inputs of a batch; an index without a dimension is of one input, and may stand for several under `vmap`."""
+
+    def taken(part: Any) -> Any:
+        has_rows = isinstance(part, Tensor) and part.ndim
+        return part.index_select(0, index.reshape(-1).to(part.device)) if has_rows else part
+
+    return map_parts(taken, batch)
+
+
+def join_rows(batches: Sequence[Any]) -> Any:
+    """Batches of one form as one; parts that have no rows are those of the first."""
+
+    def joined(*parts: Any) -> Any:
+        return torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].ndim else parts[0]
+
+    return map_parts(joined, *batches)
 
 
 def count_rows(batch: Any) -> int:
@@ -37,33 +63,6 @@ def count_rows(batch: Any) -> int:
             raise TypeError(f"expected batches of tensors with a row for every input, got {type(batch).__name__}")
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
     return len(batch)
-
-
-def take_rows(batch: Any, index: Tensor) -> Any:
-    """Some inputs of a batch; an index without a dimension is of one input, and may stand for several under `vmap`."""
-    if isinstance(batch, Tensor):
-        return batch.index_select(0, index.reshape(-1).to(batch.device)) if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        return {key: take_rows(value, index) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(take_rows(part, index) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(take_rows(part, index) for part in batch)
-    return batch
-
-
-def join_rows(batches: Sequence[Any]) -> Any:
-    """Batches of one form as one; parts that have no rows are those of the first."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(batches)) if first.ndim else first
-    if isinstance(first, Mapping):
-        return {key: join_rows([each[key] for each in batches]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(join_rows(parts) for parts in zip(*batches, strict=True)))
-    if isinstance(first, (tuple, list)):
-        return type(first)(join_rows(parts) for parts in zip(*batches, strict=True))
-    return first
 
 
 def in_pieces(batch: Any, size: int) -> Iterator[Any]:
@@ -140,18 +139,17 @@ class Source:
             return (to_device(_one_or_all(batch), self.device) for batch in zip(*parts, strict=True))
         return (to_device(batch, self.device) for batch in self._loader(shuffle=False))
 
-    def some(self, inputs: Callable[[Any], Tensor], most: int) -> Tensor:
-        """Some of the inputs, about as many as this and fewer than twice as many, evenly spaced."""
-        return self.some_of(lambda batch: (inputs(batch),), most)[0]
+    def some_rows(self, most: int, of: Callable[[Any], Any] = lambda batch: batch) -> list[Any]:
+        """Some rows of the data, about as many as this and fewer than twice as many, evenly spaced; as batches.
 
-    def some_rows(self, most: int) -> list[Any]:
-        """Some rows of the data, about as many as this and fewer than twice as many, evenly spaced; as batches."""
+        of: what of a batch is wanted.
+        """
         if isinstance(self.data, tuple):
             stride = max(1, len(self.data[0]) // most)
-            return [to_device(_one_or_all(tuple(part[::stride] for part in self.data)), self.device)]
+            return [to_device(of(_one_or_all(tuple(part[::stride] for part in self.data))), self.device)]
         kept: list[tuple[Tensor, Any]] = []
         stride, seen = 1, 0
-        for batch in self.in_order():
+        for batch in map(of, self.in_order()):
             place = torch.arange(-seen % stride, count_rows(batch), stride)
             kept.append((place + seen, take_rows(batch, place)))
             seen += count_rows(batch)
@@ -163,18 +161,11 @@ class Source:
 
     def some_of(self, parts: Callable[[Any], tuple[Tensor, ...]], most: int) -> tuple[Tensor, ...]:
         """The same of several parts of a batch that belong together, such as inputs and labels."""
-        if isinstance(self.data, tuple):
-            stride = max(1, len(self.data[0]) // most)
-            return parts(_one_or_all(tuple(part[::stride] for part in self.data)))
-        kept: list[tuple[Tensor, ...]] = []
-        stride, seen = 1, 0
-        for batch in self.in_order():
-            found = parts(batch)
-            kept.append(tuple(part[-seen % stride :: stride] for part in found))
-            seen += len(found[0])
-            if sum(len(each[0]) for each in kept) >= 2 * most:
-                kept, stride = [tuple(torch.cat(column)[::2] for column in zip(*kept, strict=True))], 2 * stride
-        return tuple(torch.cat(column) for column in zip(*kept, strict=True))
+        return tuple(torch.cat(column) for column in zip(*self.some_rows(most, parts), strict=True))
+
+    def some(self, inputs: Callable[[Any], Tensor], most: int) -> Tensor:
+        """The same of the inputs alone."""
+        return self.some_of(lambda batch: (inputs(batch),), most)[0]
 
     def _loader(self, shuffle: bool) -> Any:
         if isinstance(self.data, Dataset):
@@ -231,19 +222,6 @@ def _length(loader: Iterable[Any]) -> int | None:
 
 def _one_or_all(batch: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     return batch[0] if len(batch) == 1 else batch
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The same batch with its tensors on a device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(part, device) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(to_device(part, device) for part in batch)
-    return batch
 
 
 # --- what is drawn ----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from powerprop.batches import Part
-from powerprop.continual.hat import HAT
+from powerprop.continual.combine import having
 from powerprop.continual.objective import Classification
-from powerprop.continual.packing.task_inference import SubnetworkStrategy
 from powerprop.continual.strategy import Progress, Strategy
 from powerprop.continual.task import Prediction, Scenario, Task, check_distinct, check_scenario
 
@@ -108,16 +107,10 @@ class Accuracies:
 
 
 def learn_stream(
-    learner: Strategy,
-    stream: Sequence[Task],
-    scenarios: Sequence[Scenario] = ("task-incremental",),
-    *,
-    checkpoint: str | Path | None = None,
-    after_task: Callable[[Task], None] | None = None,
-    future: bool = False,
-    progress: Progress | None = None,
-    **options: Any,
-) -> dict[Scenario, Accuracies]:
+    learner: Strategy, stream: Sequence[Task], scenarios: Sequence[Scenario] = ("task-incremental",), *,
+    checkpoint: str | Path | None = None, after_task: Callable[[Task], None] | None = None, future: bool = False,
+    progress: Progress | None = None, **options: Any,
+) -> dict[Scenario, Accuracies]:  # fmt: skip
     """Learn all tasks of a stream and evaluate all that are known after each.
 
     stream: the place of a task in it is its index, whatever it was made with.
@@ -161,25 +154,20 @@ def _rows(learner: Strategy, length: int, scenarios: Sequence[Scenario]) -> dict
     if learner.current > length:
         raise ValueError(f"the learner knows {learner.current} tasks, the stream has {length}")
     rows: dict[str, list[list[float]]] = learner.records.get("accuracies", {s: [] for s in scenarios})
-    _check_rows(rows, learner.current, scenarios)
+    if set(rows) != set(scenarios):
+        asked, known = ", ".join(scenarios) or "none", ", ".join(rows) or "none"
+        raise ValueError(f"scenarios must be {known}, in which the learner's tasks were evaluated, got {asked}")
+    for name, found in rows.items():
+        if len(found) != learner.current:
+            text = f"the learner knows {learner.current} tasks and has {len(found)} rows of {name} accuracies"
+            raise ValueError(f"{text}; expected a row for each, as a learner has that learned by learn_stream alone")
     learner.records["accuracies"] = rows
     return rows
 
 
-def _check_rows(rows: Mapping[str, Sequence[Sequence[float]]], learned: int, scenarios: Sequence[Scenario]) -> None:
-    """One row for every task that was learned, in the scenarios asked for and no others."""
-    if set(rows) != set(scenarios):
-        asked, known = ", ".join(scenarios) or "none", ", ".join(rows) or "none"
-        raise ValueError(f"scenarios must be {known}, in which the learner's tasks were evaluated, got {asked}")
-    for scenario, found in rows.items():
-        if len(found) != learned:
-            text = f"the learner knows {learned} tasks and has {len(found)} rows of {scenario} accuracies"
-            raise ValueError(f"{text}; expected a row for each, as a learner has that learned by learn_stream alone")
-
-
 def _check_future(learner: Strategy, scenarios: Sequence[Scenario]) -> None:
     missing = None if learner.objective.shared_outputs else "classes among the outputs"
-    missing = "sub-network" if isinstance(learner, (HAT, SubnetworkStrategy)) else missing
+    missing = "sub-network" if having(type(learner), "keeps answers") else missing
     if missing and "task-incremental" in scenarios:
         text = f"a task has no {missing} before it is learned, so that with future=True scenarios must be others than"
         raise ValueError(f"{text} task-incremental, got {', '.join(scenarios)}")

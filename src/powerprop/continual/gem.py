@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual.replay import Replay
-from powerprop.continual.strategy import OptimizerFactory
+from powerprop.continual.strategy import OptimizerFactory, check_least
 from powerprop.optim import Powerprop, Rate
 
 __all__ = ["AGEM", "GEM", "Gradients", "least_above", "least_nonnegative"]
@@ -149,9 +149,8 @@ class GEM(Replay):
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, margin: float = 0.5, **options: Any
     ) -> None:
+        check_least(margin=(margin, 0))
         super().__init__(model, optimizer, **options)
-        if not margin >= 0:
-            raise ValueError(f"margin must not be negative, got {margin}")
         self.margin = margin
 
     def after_backward(self) -> None:

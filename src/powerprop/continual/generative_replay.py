@@ -6,18 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from powerprop.continual.data import Source, to_device
-from powerprop.continual.objective import Classification, Elbo
+from powerprop.continual.data import Source
+from powerprop.continual.lwf import Distilling
+from powerprop.continual.objective import Elbo
 from powerprop.continual.saving import check_shapes
-from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, Strategy
+from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, check_between, check_least
 
-__all__ = ["DGR", "VAE", "Autoencoder", "GenerativeReplay", "Generator", "RtF", "check_autoencoder", "vae"]
+__all__ = ["DGR", "VAE", "GenerativeReplay", "Generator", "RtF", "check_autoencoder", "vae"]
 
 
 class VAE(nn.Module):
@@ -68,18 +69,9 @@ def vae(sizes: Sequence[int], latent: int = 100, *, generator: torch.Generator |
     return net
 
 
-class Autoencoder(Protocol):
-    """A generator: `encode(x)` gives (μ, log σ²), `decode(z)` the logits of x, `latent` is the width of z."""
-
-    latent: int
-
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def decode(self, z: Tensor) -> Tensor: ...
-
-
 def check_autoencoder(name: str, net: nn.Module) -> None:
-    """An error with what a module lacks to be a generator."""
+    """An error with what a module lacks to be a generator: `encode(x)` gives (μ, log σ²), `decode(z)` the logits of x,
+    `latent` is the width of z."""
     if missing := [verb for verb in ("encode", "decode", "latent") if not hasattr(net, verb)]:
         text = f"{name} must have encode, decode and latent, but {type(net).__name__} has no {', '.join(missing)}"
         raise TypeError(f"{text}; see powerprop.continual.generative_replay")
@@ -111,11 +103,9 @@ class Generator:
         return vae([torch.Size(self.shape).numel(), *self.hidden], self.latent, generator=generator)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its weights, and the shape of what it makes."""
         return {} if self.net is None else dict(self.net.state_dict()), {"shape": list(self.shape)}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """What `state` gave."""
         self.shape = tuple(data["shape"])
         if not self.given:
             self.net = self._made(torch.Generator()) if tensors else None
@@ -124,32 +114,25 @@ class Generator:
             self.net.load_state_dict(dict(tensors))
 
 
-class GenerativeReplay(Strategy):
+class GenerativeReplay(Distilling):
     """What DGR and RtF share: the networks of the task before, of which one makes up inputs and one labels them.
 
         L = 1/t L(batch) + (1 - 1/t) L(replayed batch)   in the t-th task
 
-    Inputs are pixels in [0, 1]. Steps must show their batch: learner.step(loss, batch). The copies of the task before
-    live while a task is learned; they are not saved.
+    Inputs are pixels in [0, 1]. Steps must show their batch: learner.step(loss, batch).
 
     replayed: inputs that are made up for a step; by default `batch_size`.
     Further arguments are those of `Strategy`; the objective is `Classification`.
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss")
-    task_state: ClassVar[tuple[str, ...]] = ("before",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, replayed: int | None = None, **options: Any
     ) -> None:
+        check_least(replayed=(1 if replayed is None else replayed, 1))
         super().__init__(model, optimizer, **options)
-        name = type(self).__name__
-        if not isinstance(self.objective, Classification):
-            raise TypeError(f"{name} labels what it replays: objective must be Classification, got {self.objective!r}")
-        if replayed is not None and replayed < 1:
-            raise ValueError(f"replayed must be at least one input a step, got {replayed}")
-        self.replayed, self.classification = replayed, self.objective
-        self.before: nn.Module | None = None
+        self.replayed = replayed
         self.again: Tensor | None = None
 
     @property
@@ -157,34 +140,22 @@ class GenerativeReplay(Strategy):
         """1/t, the weight of the task in hand."""
         return 1 / (self.current + 1)
 
-    def begin_task(self) -> None:
-        """The network of the tasks before labels what is replayed."""
-        self.before = deepcopy(self.model).eval().requires_grad_(False) if self.current else None
-        self.again = None
-
-    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
-        """The copy has done its work."""
-        self.before = self.again = None
-
     def shown(self) -> Tensor:
         """The inputs of the step, in [0, 1]."""
-        batch = None if self.now is None else self.now.batch
-        if batch is None:
-            raise RuntimeError(f"{type(self).__name__} learns its generator from the inputs: say step(loss, batch)")
-        x: Tensor = to_device(self.objective.inputs(batch), self.device)
+        x: Tensor = self.objective.inputs(self.shown_batch("learns its generator from the inputs")).to(self.device)
         low, high = (float(end) for end in torch.aminmax(x.detach()))
         if not (x.is_floating_point() and 0 <= low <= high <= 1):
             raise ValueError(f"{type(self).__name__} generates pixels in [0, 1], got {x.dtype} in [{low:g}, {high:g}]")
         return x
 
-    def made_up(self, generator: Autoencoder, like: Tensor) -> Tensor:
+    def made_up(self, generator: Any, like: Tensor) -> Tensor:
         """Inputs from noise, of the shape of others: x = σ(decode(z)), z ~ N(0, 1)."""
         count = self.replayed or self.batch_size
         z = torch.randn(count, generator.latent, generator=self.generator("replayed")).to(like)
         with torch.no_grad():
             return torch.sigmoid(generator.decode(z)).view(count, *like.shape[1:])
 
-    def bound_of(self, generator: Autoencoder, x: Tensor) -> Tensor:
+    def bound_of(self, generator: Any, x: Tensor) -> Tensor:
         """Minus the evidence lower bound of every input, per pixel."""
 
         def seen(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,7 +165,7 @@ class GenerativeReplay(Strategy):
 
         return Elbo().uncertainty(seen, x, None) / x[0].numel()
 
-    def learn_to_generate(self, generator: Autoencoder) -> Tensor:
+    def learn_to_generate(self, generator: Any) -> Tensor:
         """The generator's loss of a step, both batches in one pass: 1/t VAE(batch) + (1 - 1/t) VAE(replayed batch)."""
         shown, again = self.shown(), self.again
         bounds = self.bound_of(generator, shown if again is None else torch.cat([shown, again]))
@@ -204,10 +175,8 @@ class GenerativeReplay(Strategy):
     @torch.no_grad()
     def outputs_before(self, x: Tensor) -> dict[int | None, Tensor]:
         """What the network of the tasks before answers: by task, if it takes the task."""
-        assert self.before is not None
-        if self.heads is None and not self.takes_task:
-            return {None: self.before(x)}
-        return {task: self.before(x, task) for task in range(self.current)}
+        tasks = range(self.current) if self.sees_task else [None]
+        return {task: self.bound(task, self.teacher)(x) for task in tasks}
 
 
 class DGR(GenerativeReplay):
@@ -219,7 +188,7 @@ class DGR(GenerativeReplay):
     References: Shin et al., Continual Learning with Deep Generative Replay, NeurIPS 2017; van de Ven & Tolias, Three
     scenarios for continual learning, 2019.
 
-    vae: a generator of your own (see `Autoencoder`), to be given again when a learner is loaded.
+    vae: a generator of your own, with `encode`, `decode` and `latent` like a `VAE`, to be given again to a file.
     hidden, latent: otherwise one is made of these widths.
     vae_lr: of its Adam.
     """
@@ -234,14 +203,14 @@ class DGR(GenerativeReplay):
         self.hidden, self.latent, self.vae_lr = tuple(hidden), latent, vae_lr
         self.vae = Generator(self.hidden, latent, vae)
         self.parts["generator"] = self.vae
-        self.vae_before: Autoencoder | None = None
+        self.vae_before: nn.Module | None = None
         self.vae_optimizer: Optimizer | None = None
 
     def begin_task(self) -> None:
         """Copies of both networks."""
         super().begin_task()
         net = self.vae.net
-        self.vae_before = None if net is None or not self.current else cast(Autoencoder, deepcopy(net).eval())
+        self.vae_before = None if net is None or not self.current else deepcopy(net).eval()
         self.vae_optimizer = None if net is None else self._adam()
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
@@ -250,13 +219,13 @@ class DGR(GenerativeReplay):
         self.vae_before = self.vae_optimizer = None
 
     def _adam(self) -> Optimizer:
-        assert self.vae.net is not None
+        net: Any = self.vae.net
         fused = self.device.type in ("cpu", "cuda")
-        return torch.optim.Adam(self.vae.net.parameters(), lr=self.vae_lr, fused=fused)
+        return torch.optim.Adam(net.parameters(), lr=self.vae_lr, fused=fused)
 
     def rehearse(self) -> list[Rehearsal] | None:
         """Inputs that are made up, with the labels that the classifier of before gives them."""
-        shown = self.shown()
+        shown, self.again = self.shown(), None
         self.vae.fit_to(shown, self.generator("generator"))
         if self.vae_before is None:
             return None
@@ -272,13 +241,12 @@ class DGR(GenerativeReplay):
 
     def after_step(self) -> None:
         """A step of the generator."""
-        net = self.vae.net
-        assert net is not None
+        net: Any = self.vae.net
         if self.vae_optimizer is None:
             self.vae_optimizer = self._adam()
         net.train()
         self.vae_optimizer.zero_grad()
-        self.learn_to_generate(cast(Autoencoder, net)).backward()  # type: ignore[no-untyped-call]
+        self.learn_to_generate(net).backward()  # type: ignore[no-untyped-call]
         self.vae_optimizer.step()
 
 
@@ -294,7 +262,7 @@ class RtF(GenerativeReplay):
     Reference: van de Ven & Tolias, Generative replay with feedback connections as a general strategy for continual
     learning, 2018.
 
-    model: model(x) gives the logits of classes; with `encode`, `decode` and `latent` (see `Autoencoder`), such as
+    model: model(x) gives the logits of classes; with `encode`, `decode` and `latent`, such as
         `powerprop_paper.models.replay_vae([784, 400, 400], 10)`.
     temperature: T.
     """
@@ -305,17 +273,16 @@ class RtF(GenerativeReplay):
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, temperature: float = 2.0, **options: Any
     ) -> None:
         check_autoencoder("model", model)
+        check_between(temperature=(temperature, 0, math.inf))
         super().__init__(model, optimizer, **options)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
         self.temperature = temperature
 
     def rehearse(self) -> list[Rehearsal] | None:
         """Inputs that the network of before makes up, with the probabilities that it gives their classes."""
-        shown = self.shown()
-        if self.before is None:
+        shown, self.again = self.shown(), None
+        if self.teacher is None:
             return None
-        self.again = x = self.made_up(cast(Autoencoder, self.before), shown)
+        self.again = x = self.made_up(self.teacher, shown)
         found = self.outputs_before(x)
         share = (1 - self.weight_now) / len(found)
         return [
@@ -325,7 +292,7 @@ class RtF(GenerativeReplay):
 
     def penalty(self) -> Tensor:
         """The generator's part of the loss."""
-        return self.learn_to_generate(cast(Autoencoder, self.model))
+        return self.learn_to_generate(self.model)
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         """Among the classes of the tasks before; where the outputs count those of a task, among all of them."""
@@ -334,9 +301,11 @@ class RtF(GenerativeReplay):
             numbers = [number for own in self.classification.classes[: self.current] for number in own or ()]
             known = torch.zeros_like(known).index_fill_(0, torch.tensor(numbers, device=outputs.device), True)
         outputs = self.classification.compared(outputs.masked_fill(~known, float("-inf")))
-        return (outputs / self.temperature).softmax(1)
+        temperature: float = self.option(RtF, "temperature")
+        return (outputs / temperature).softmax(1)
 
     def _distilled(self, model: Any, batch: tuple[Tensor, Tensor], task: int) -> Tensor:
         x, probabilities = batch
-        log_p = (self.classification.compared(model(x)) / self.temperature).log_softmax(1)
-        return -(probabilities * log_p).sum(1).mean() * self.temperature**2
+        temperature: float = self.option(RtF, "temperature")
+        log_p = (self.classification.compared(model(x)) / temperature).log_softmax(1)
+        return -(probabilities * log_p).sum(1).mean() * temperature**2

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 from powerprop.continual.data import Source, in_pieces, take_rows
 from powerprop.continual.freezing import SharedFreezer
 from powerprop.continual.layers import inputs_noted, joined, loose_layers, own_layers, patches, put, warn_of_loose
-from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy, refuse_alpha
+from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy, check_least, refuse_alpha
 
 __all__ = ["GPM", "OWM", "Projection"]
 
@@ -23,7 +22,10 @@ PART = 256
 
 
 class Directions:
-    """One matrix for every layer: a basis of what to keep (GPM), or a projector onto the rest (OWM)."""
+    """One matrix for every layer: a basis of what to keep (GPM), or a projector onto the rest (OWM).
+
+    loose: the layers that cannot be seen, which are held.
+    """
 
     def __init__(self) -> None:
         self.matrix: dict[str, Tensor] = {}
@@ -34,7 +36,7 @@ class Directions:
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         self.matrix = {name: matrix.clone() for name, matrix in tensors.items()}
-        self.loose = list(data.get("loose", ()))
+        self.loose = list(data["loose"])
 
 
 class Projection(Strategy):
@@ -99,19 +101,19 @@ class Projection(Strategy):
     def _hold_loose(self, data: Source) -> None:
         row = take_rows(next(data.in_order()), torch.zeros(1, dtype=torch.long))
         model, task = self.bound(self.current), self.current
-        loose = loose_layers(lambda: self.objective.outputs(model, row, task), self.layers)
+        found = loose_layers(lambda: self.objective.outputs(model, row, task), self.layers).items()
+        loose = {n: how for n, how in found if n not in self.directions.loose}
         loose = {n: how for n, how in loose.items() if n not in self.directions.matrix or "outside" in how}
-        new = {n: how for n, how in loose.items() if n not in self.directions.loose}
-        warn_of_loose(self.name, new)
-        self.directions.loose += list(new)
+        warn_of_loose(self.name, loose)
+        self.directions.loose += loose
 
     def _projected(self) -> set[str]:
         seen = [name for name in self.layers if name not in self.directions.loose]
         return {f"{name}.{kind}".lstrip(".") for name in seen for kind in ("weight", "bias")}
 
     def _remember_weights(self, *_: Any) -> None:
-        known = [n for n in self.layers if n in self.directions.matrix and n not in self.directions.loose]
-        self._unprojected = {name: joined(self.layers[name]) for name in known}
+        known = set(self.directions.matrix) - set(self.directions.loose)
+        self._unprojected = {name: joined(layer) for name, layer in self.layers.items() if name in known}
 
     @torch.no_grad()
     def _project_step(self, *_: Any) -> None:
@@ -138,7 +140,7 @@ class GPM(Projection):
 
         R = inputs of a layer,    ‖R̂_k‖² + ‖UUᵀR‖² ≥ ε‖R‖²,    g ← g - gUUᵀ
 
-    After a task the leading left singular vectors of R - UUᵀR join U: as few as hold a share ε of the squared length
+    After a task the leading left singular vectors of R - UUᵀR join U: as few as hold a fraction ε of the squared length
     of all inputs. They are found from RRᵀ, so that no R is kept.
 
     threshold: ε of the first task, for all layers or by name.
@@ -148,27 +150,18 @@ class GPM(Projection):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        threshold: float | Mapping[str, float] = 0.97,
-        growth: float = 0.003,
-        samples: int = 300,
-        **options: Any,
-    ) -> None:
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *,
+        threshold: float | Mapping[str, float] = 0.97, growth: float = 0.003, samples: int = 300, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         self.threshold = dict(threshold) if isinstance(threshold, Mapping) else threshold
         self.growth, self.samples = growth, samples
-        if samples < 1:
-            raise ValueError(f"samples must be at least 1, got {samples}")
-        if growth < 0:
-            raise ValueError(f"growth must not be negative, got {growth}")
+        check_least(samples=(samples, 1), growth=(growth, 0))
         for name in self.layers:
-            if not 0 < (share := self._share(name)) <= 1:
-                raise ValueError(f"threshold must be in (0, 1], got {share} for {name!r}")
+            if not 0 < (epsilon := self._threshold(name)) <= 1:
+                raise ValueError(f"threshold must be in (0, 1], got {epsilon} for {name!r}")
 
-    def _share(self, name: str) -> float:
+    def _threshold(self, name: str) -> float:
         """ε of a layer in the task in hand."""
         if not isinstance(self.threshold, dict):
             return self.threshold + self.growth * self.current
@@ -196,7 +189,7 @@ class GPM(Projection):
                 gram[name] = gram.get(name, 0.0) + seen.T @ seen
         for name, each in gram.items():
             basis = self.directions.matrix.get(name, each.new_zeros(len(each), 0)).to(each)
-            self.directions.matrix[name] = grown(basis, each, min(1.0, self._share(name))).float().contiguous()
+            self.directions.matrix[name] = grown(basis, each, min(1.0, self._threshold(name))).float().contiguous()
 
 
 class OWM(Projection):
@@ -213,14 +206,9 @@ class OWM(Projection):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        ridge: float = 0.9,
-        decay: float = 0.001,
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, ridge: float = 0.9, decay: float = 0.001,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         if not ridge > 0:
             raise ValueError(f"ridge must be positive, got {ridge}")
@@ -235,7 +223,7 @@ class OWM(Projection):
     def learn_directions(self, data: Source) -> None:
         """The means of all batches, then the recursion of each layer."""
         means: dict[str, list[Tensor]] = {}
-        for batch in self._batches(data):
+        for batch in (part for each in data.in_order() for part in in_pieces(each, self.batch_size)):
             for name, found in self._noting(batch).items():
                 means.setdefault(name, []).append(torch.cat([each.double().mean(0) for each in found]))
         decay = self.option(OWM, "decay")
@@ -246,18 +234,14 @@ class OWM(Projection):
                 P = without(P, mean, self.ridge * decay ** (i / len(columns)))
             self.directions.matrix[name] = P.float().contiguous()
 
-    def _batches(self, data: Source) -> Iterator[Any]:
-        """Inputs in order, in batches of the size that is trained with."""
-        return chain.from_iterable(in_pieces(batch, self.batch_size) for batch in data.in_order())
 
-
-def grown(basis: Tensor, gram: Tensor, share: float) -> Tensor:
-    """An orthonormal basis with as many of the leading eigenvectors of what it misses of RRᵀ as hold a share of it."""
+def grown(basis: Tensor, gram: Tensor, fraction: float) -> Tensor:
+    """An orthonormal basis with as many leading eigenvectors of what it misses of RRᵀ as hold a fraction of it."""
     rest = torch.eye(len(gram)).to(gram) - basis @ basis.T
     values, vectors = torch.linalg.eigh(rest @ gram @ rest)
     values, total = values.flip(0).clamp(min=0), gram.trace()
-    held = total - values.sum() + torch.cat([values.new_zeros(1), values.cumsum(0)])
-    count = min(int((held < share * total).sum()), len(gram) - basis.shape[1])
+    covered = total - values.sum() + torch.cat([values.new_zeros(1), values.cumsum(0)])
+    count = min(int((covered < fraction * total).sum()), len(gram) - basis.shape[1])
     both = torch.cat([basis, vectors.flip(1)[:, :count]], 1)
     return torch.linalg.qr(both).Q if count else basis
 

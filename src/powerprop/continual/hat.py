@@ -75,18 +75,17 @@ class Gates:
         named |= {f"in/{key}": gate for key, gate in self.let_in.items()}
         named |= {f"out/{name}": units for name, units in self.seen.items()}
         sizes = {name: len(bits) for name, bits in named.items()}
-        data = {"tasks": len(self.tasks), "sizes": sizes, "loose": self.loose}
-        return {name: pack(bits) for name, bits in named.items()}, data
+        packed = {name: pack(bits) for name, bits in named.items()}
+        return packed, {"tasks": len(self.tasks), "sizes": sizes, "loose": self.loose}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
         self.tasks, self.let_in, self.seen = [{} for _ in range(data["tasks"])], {}, {}
-        self.loose = list(data.get("loose", ()))
+        self.loose = list(data["loose"])
+        parts = {"in": self.let_in, "out": self.seen, **{str(t): gates for t, gates in enumerate(self.tasks)}}
         for name, size in data["sizes"].items():
             kind, _, key = name.partition("/")
-            where = {"in": self.let_in, "out": self.seen}.get(kind)
-            where = self.tasks[int(kind)] if where is None else where
-            where[key] = unpack(tensors[name], (size,))
+            parts[kind][key] = unpack(tensors[name], (size,))
 
 
 def put_gates(layers: Mapping[str, nn.Module], gate: Callable[[str], Tensor]) -> list[RemovableHandle]:
@@ -161,17 +160,10 @@ class HAT(Strategy):
     traits: ClassVar[tuple[str, ...]] = ("once", "keeps answers", "sees layers", "starts anew")
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        s_max: float = 400.0,
-        strength: float = 0.75,
-        periods: int = 1,
-        gate_lr: float | None = None,
-        inputs: Sequence[str] | None = None,
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, s_max: float = 400.0,
+        strength: float = 0.75, periods: int = 1, gate_lr: float | None = None, inputs: Sequence[str] | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_least(s_max=(s_max, 1), strength=(strength, 0), periods=(periods, 1))
         if gate_lr is not None and not gate_lr > 0:
             raise ValueError(f"gate_lr must be positive, got {gate_lr}")
@@ -185,9 +177,7 @@ class HAT(Strategy):
             raise ValueError(f"inputs must be among the layers {', '.join(self.layers)}, got {sorted(unknown)}")
         if not self._keys(0) and self.heads is None:
             (only,) = self.layers
-            text = (
-                f"no layer is left for gates: {only!r} is the only one, and is taken to see the inputs of the network"
-            )
+            text = f"no layer is left for gates: {only!r} is the only one, and is taken to see the network's inputs"
             raise ValueError(f"{text}; say inputs=[] if its inputs are to have gates all the same")
         self.gates = Gates()
         self.parts["gates"] = self.gates
@@ -205,11 +195,11 @@ class HAT(Strategy):
 
     def _protected(self) -> dict[str, nn.Parameter]:
         """Weights and biases of the shared layers by name."""
-        gated = {name: layer for name, layer in self.layers.items() if name not in self.gates.loose}
-        both = [(f"{n}.{kind}", getattr(m, kind)) for n, m in gated.items() for kind in ("weight", "bias")]
-        return {name.lstrip("."): parameter for name, parameter in both if parameter is not None}
+        gated = [(n, m) for n, m in self.layers.items() if n not in self.gates.loose]
+        both = ((f"{n}.{kind}".lstrip("."), getattr(m, kind)) for n, m in gated for kind in ("weight", "bias"))
+        return {name: parameter for name, parameter in both if parameter is not None}
 
-    # --- the verbs of a strategy --------------------------------------------------------------------------------
+    # --- the hooks ----------------------------------------------------------------------------------------------
 
     def begin_task(self) -> None:
         """New embeddings, gates in the model; what earlier tasks use is held."""
@@ -221,7 +211,7 @@ class HAT(Strategy):
 
     def penalty(self) -> Tensor:
         """λ Σ a(1 - a^{<t}) / Σ (1 - a^{<t}): how many new units the task takes."""
-        new = {key: ~self.gates.used(key, e) for key, e in self._own().items()}
+        new = {key: ~self.gates.used(key, e) for key, e in self.own_parameters().items()}
         if not new:
             return torch.zeros((), device=self.device, requires_grad=True)
         taken = torch.stack([(self._annealed(key) * free).sum() for key, free in new.items()]).sum()
@@ -230,7 +220,7 @@ class HAT(Strategy):
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         """The embeddings of the task in hand."""
-        return self._own()
+        return {key: self.embeddings[key] for key in self._gated.values()}
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -239,29 +229,29 @@ class HAT(Strategy):
             e.clamp_(-LARGEST, LARGEST)
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
-        """The gates become hard, and everything that is seen through them is protected."""
-        row, model, task = self._row(data), self.bound(self.current), self.current
-        opened = {key: e.detach() > 0 for key, e in self._own().items()}
+        """The gates become hard, and everything that is seen through them is protected.
+
+        Layers that are used by other ways than their own `forward`, where no gate stands, are held.
+        """
+        row = take_rows(next(data.in_order()), torch.zeros(1, dtype=torch.long))
+        model, task = self.bound(self.current), self.current
+
+        def answer(batch: Any = row) -> Any:
+            return self.objective.outputs(model, batch, task)
+
+        opened = {key: e.detach() > 0 for key, e in self.own_parameters().items()}
         self._take_off()
         gates = {name: opened[key] for name, key in self._gated.items()}
-        layers = self.layers | self._layers(self.current)
-        seen = units_seen(lambda batch: self.objective.outputs(model, batch, task), row, layers, gates)
-        self._look_for_loose(lambda: self.objective.outputs(model, row, task))
+        seen = units_seen(answer, row, self.layers | self._layers(self.current), gates)
+        found = loose_layers(answer, self.layers).items()
+        loose = {n: how for n, how in found if n not in self.gates.loose}
+        warn_of_loose(self.name, loose)
+        self.gates.loose += loose
         if closed := [key for key, gate in opened.items() if not gate.any()]:
             text = f"{self.name}: all gates of {', '.join(closed)} are closed: nothing passes through the sub-network"
             warnings.warn(f"{text}; a smaller strength or more steps would help", stacklevel=2)
         self.gates.add(opened, {name: seen[name] for name in self.layers})
         self._protect(None)
-
-    def _row(self, data: Source) -> Any:
-        """One input of the task."""
-        return take_rows(next(data.in_order()), torch.zeros(1, dtype=torch.long))
-
-    def _look_for_loose(self, call: Callable[[], Any]) -> None:
-        """Layers that are used by other ways than their own `forward`, where no gate stands, are held."""
-        new = {n: how for n, how in loose_layers(call, self.layers).items() if n not in self.gates.loose}
-        warn_of_loose(self.name, new)
-        self.gates.loose += list(new)
 
     @contextmanager
     def viewing(self, task: int | None) -> Iterator[Model]:
@@ -303,17 +293,12 @@ class HAT(Strategy):
     def _put_on(self, task: int | None, gate: Callable[[str], Tensor]) -> None:
         self._take_off()
         keys = self._keys(task)
-        layers = {name: self.model.get_submodule(name) for name in keys}
-        self._handles = put_gates(layers, lambda name: gate(keys[name]))
+        self._handles = put_gates({n: self.model.get_submodule(n) for n in keys}, lambda name: gate(keys[name]))
 
     def _take_off(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    def _own(self) -> dict[str, nn.Parameter]:
-        """The embeddings of the task in hand."""
-        return {key: self.embeddings[key] for key in self._gated.values()}
 
     def _s(self) -> float:
         """Where s is between 1/s_max and s_max; the last step of a period has s_max, and so have steps beyond those
@@ -347,8 +332,6 @@ class HAT(Strategy):
     def _protect(self, learning: int | None) -> None:
         """Hold what earlier tasks depend on, in the optimiser."""
         protected = self._protected()
-        masks = (
-            {n: self.gates.free(n.rpartition(".")[0], p) for n, p in protected.items()} if self.gates.tasks else None
-        )
-        self.optimizer.set_masks(None, masks)
+        free = {n: self.gates.free(n.rpartition(".")[0], p) for n, p in protected.items()} if self.gates.tasks else None
+        self.optimizer.set_masks(None, free)
         self.freezer.hold(protected, learning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -12,11 +11,11 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from powerprop.continual.data import Source, join_rows, take_rows, to_device
-from powerprop.continual.layers import AsTask, inputs_noted
-from powerprop.continual.lwf import running_statistics_kept
+from powerprop.continual.layers import inputs_noted
+from powerprop.continual.lwf import Distilling, running_statistics_kept
 from powerprop.continual.objective import PART, Classification, Model, Objective, OneVsRest, binary_cross_entropy
 from powerprop.continual.replay import Replay
-from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, TaskId
+from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, TaskId, check_between
 from powerprop.continual.task import Prediction, are_labels, no_answers
 from powerprop.eval_mode import evaluating
 
@@ -85,7 +84,7 @@ ClassMeans = dict[tuple[int, int], Tensor]
 """By task and class within it."""
 
 
-class ICaRL(Replay):
+class ICaRL(Distilling, Replay):
     """Incremental classifier and representation learning (Rebuffi et al., CVPR 2017).
 
         L(x, y) = Σ_{k new} BCE(f_k(x), [k = y]) + Σ_{k old} BCE(f_k(x), σ(f_k(x; θ_old)))
@@ -108,7 +107,6 @@ class ICaRL(Replay):
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "fills memory", "asks before")
-    task_state: ClassVar[tuple[str, ...]] = ("network_before",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *,
@@ -116,11 +114,9 @@ class ICaRL(Replay):
         **options: Any,
     ) -> None:  # fmt: skip
         linear_layers(model)
+        check_between(loss_weight=(loss_weight, 0, 1))
         super().__init__(model, optimizer, objective=_one_vs_rest(objective), **options)
-        if not 0 < loss_weight < 1:
-            raise ValueError(f"loss_weight must be between 0 and 1, got {loss_weight}")
         self.loss_weight = loss_weight
-        self.network_before: nn.Module | None = None
         self._means: tuple[list[Tensor], dict[str, Tensor], ClassMeans] | None = None
 
     # --- learning -----------------------------------------------------------------------------------------------
@@ -129,23 +125,21 @@ class ICaRL(Replay):
         """The network as it is now says what earlier classes are to answer."""
         now = self._open("begin_task")
         self._quota(len(self.exemplars()) + len(now.classes or (0,)))
-        self.network_before = copy.deepcopy(self.model).eval().requires_grad_(False) if self.current else None
+        Distilling.begin_task(self)
 
     def rehearse(self) -> list[Rehearsal] | None:
         """Exemplars of all earlier classes; the batch must be there, and features to be found."""
-        now = self._open("rehearse")
-        if now.batch is None:
-            raise ValueError("ICaRL looks at the inputs of a step again: say step(loss, batch)")
-        if not now.step:
-            self.features(self.objective.inputs(now.batch)[:1], self.current)
-        if self.network_before is None:
+        batch = self.shown_batch("looks at the inputs of a step again")
+        if not self._open("rehearse").step:
+            self.features(self.objective.inputs(batch)[:1], self.current)
+        if self.teacher is None:
             return None
         rows = self.drawn()
         return [Rehearsal(self.buffer.batch(rows), self.buffer.tasks[rows], self.loss_weight, self._of_exemplars)]
 
     def penalty(self) -> Tensor | None:
         """What earlier classes answered to the batch in hand."""
-        if self.network_before is None:
+        if self.teacher is None:
             return None
         x = self.objective.inputs(to_device(self._open("penalty").batch, self.device))
         with running_statistics_kept(self.model):
@@ -156,36 +150,27 @@ class ICaRL(Replay):
         x, y = batch
         old, new = self._logits(self.model, x)
         targets = torch.zeros_like(new)
-        if self._one_layer():
+        if not self.sees_task:
             numbers = self.classification.targets(y, tasks)
             targets = numbers[:, None] == torch.tensor(self._outputs_of(self.current, new.shape[1])).to(numbers)
         return self._as_before(old, x) + binary_cross_entropy(new, targets)
 
-    @property
-    def classification(self) -> Classification:
-        """The objective."""
-        assert isinstance(self.objective, Classification)
-        return self.objective
-
     def _as_before(self, old: Tensor, x: Tensor) -> Tensor:
-        assert self.network_before is not None
+        assert self.teacher is not None
         with torch.no_grad():
-            before, _ = self._logits(self.network_before, x)
+            before, _ = self._logits(self.teacher, x)
         return binary_cross_entropy(old, before.sigmoid())
 
     def _logits(self, network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs of the classes of earlier tasks, and of those of the task in hand."""
         tasks = range(self.current + 1)
-        if not self._one_layer():
-            of_tasks = [self.classification.own(AsTask(network, t)(x), t) for t in tasks]
+        if self.sees_task:
+            of_tasks = [self.classification.own(self.bound(t, network)(x), t) for t in tasks]
             return torch.cat(of_tasks[:-1], 1), of_tasks[-1]
         outputs = network(x)
         *earlier, new = (self._outputs_of(t, outputs.shape[1]) for t in tasks)
         old = dict.fromkeys(column for own in earlier for column in own if column not in new)
         return outputs[:, list(old)], outputs[:, new]
-
-    def _one_layer(self) -> bool:
-        return self.heads is None and not self.takes_task
 
     def _outputs_of(self, task: int, outputs: int) -> list[int]:
         """The outputs of a task's own classes, where all tasks have one output layer."""
@@ -208,7 +193,7 @@ class ICaRL(Replay):
         kept = torch.cat([rows[:quota] for rows in lists.values()] or [torch.arange(0)])
         chosen = torch.cat([rows[herd(features[rows], quota)] for rows in new])
         self.buffer.put_behind(kept, take_rows(batch, chosen), self.current)
-        self.network_before = None
+        Distilling.end_task(self, data, validation, progress)
 
     def exemplars(self) -> dict[tuple[int, int], Tensor]:
         """Rows of the memory by task and class within it, in the order in which herding chose them."""
@@ -267,7 +252,7 @@ class ICaRL(Replay):
             raise ValueError(f"by must be 'means' or 'head', got {by!r}")
 
     def _nearest(self, x: Tensor, means: ClassMeans) -> Prediction:
-        seen = {task: None if self._one_layer() else task for task, _ in means}
+        seen = {task: task if self.sees_task else None for task, _ in means}
         features = {view: self.features(x, view) for view in set(seen.values())}
         scores = [-(features[seen[task]] - mean).square().sum(1) for (task, _), mean in means.items()]
         classes = self.classification.classes_of
@@ -275,15 +260,12 @@ class ICaRL(Replay):
             torch.stack(scores, 1), [(t, k, (classes(t) or range(k + 1))[k]) for t, k in means]
         )
 
-    # --- saving -------------------------------------------------------------------------------------------------
 
-
-def _one_vs_rest(objective: Any) -> Classification:
+def _one_vs_rest(objective: Any) -> Any:
     """A `Classification` as iCaRL learns it; kinds of one's own stay as they are."""
     objective = Classification() if objective is None else objective
     if not isinstance(objective, Classification):
-        kind = type(objective).__name__
-        raise TypeError(f"ICaRL keeps exemplars of classes: objective must be Classification, got {kind}")
+        return objective  # which is refused with the others
     if objective.label_smoothing:
         found = objective.label_smoothing
         raise ValueError(f"ICaRL learns labels as they are: expected label_smoothing=0, got {found}")

@@ -13,9 +13,10 @@ there is one such place, one product of matrices gives the sum over the inputs,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from powerprop.continual.data import all_tensors, count_rows, take_rows
-from powerprop.continual.layers import swapped_parameters
+from powerprop.continual.layers import loose_layers, swapped_parameters
 from powerprop.continual.objective import Classification, Model, Objective
 from powerprop.continual.task import are_labels
 from powerprop.eval_mode import evaluating
@@ -43,7 +44,9 @@ ROOM = 2**24
 """Numbers that are held at a time, about."""
 
 
-def mean_over_inputs(model: nn.Module, loss: Loss, batches: Iterable[Any], measure: Measure) -> dict[str, Tensor]:
+def mean_over_inputs(
+    model: nn.Module, loss: Loss, batches: Iterable[Any], measure: Measure, *further: Loss
+) -> dict[str, Tensor]:
     """The mean over all inputs of measure(∂ loss of that input alone / ∂θ), for every parameter that the loss uses.
 
     It is the same however the inputs are cut into batches. The model is in evaluation mode meanwhile; parameters that
@@ -51,63 +54,49 @@ def mean_over_inputs(model: nn.Module, loss: Loss, batches: Iterable[Any], measu
 
     loss: of a batch, through the model's layers as they are; called with batches of one input.
     batches: tensors, or tuples, lists and dictionaries of them, with one row for every input.
+    further: losses whose means are added.
     """
     total: dict[str, Tensor] = {}
-    plan, count = None, 0
+    count, shapes, each = 0, None, list[_Gradients]()
     with evaluating(model), torch.enable_grad():
         for batch in batches:
-            rows, shapes = count_rows(batch), _shapes(batch)
-            if plan is None or plan.shapes != shapes:
-                plan = _Plan(model, loss, batch, shapes)
-            for index in torch.split(torch.arange(rows, device=plan.device), plan.at_a_time):
-                _add(total, plan.sums(batch, index, measure))
+            rows, found = count_rows(batch), [(t.shape[1:], t.dtype) for t in all_tensors(batch)]
+            if found != shapes:
+                shapes, each = found, [_Gradients(model, one, batch) for one in (loss, *further)]
+            for gradients in each:
+                for index in torch.split(torch.arange(rows, device=gradients.device), gradients.at_a_time):
+                    _add(total, gradients.sums(batch, index, measure))
             count += rows
     if not count:
         raise ValueError("expected batches with at least one input, got none")
     return {name: each / count for name, each in total.items()}
 
 
-class _Plan:
-    """Which calls are of linear layers, which parameters are used in other ways, and how many inputs fit at a time."""
+class _Gradients:
+    """The gradients of a loss of each input by itself, for inputs that look like those of a batch.
 
-    def __init__(self, model: nn.Module, loss: Loss, batch: Any, shapes: Any) -> None:
-        self.model, self.loss, self.shapes, self.vectorised = model, loss, shapes, True
+    A parameter that linear layers alone use is not differentiated by: a zero that is added to the output of each of
+    their calls, a tap, has the gradient δ. `direct` are the others that the loss uses.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, batch: Any) -> None:
+        self.model, self.loss, self.vectorised = model, loss, True
         self.named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.device = next(model.parameters()).device
-        self.layers = {module for module in model.modules() if _is_linear(module)}
-        self.calls: list[nn.Module] = []
-        self.taps: list[Tensor] = []
-        self._look(batch)
-
-    def _look(self, batch: Any) -> None:
-        """Run one input through the network with the weights of linear layers out of autograd's sight, as long as their
-        own layer is at work: a parameter that still has a gradient is used elsewhere, or by a layer of another kind."""
-        own, inputs = {layer: dict(layer._parameters) for layer in self.layers}, 0
-
-        def hide(layer: nn.Module, *_: Any) -> None:
-            layer._parameters.update({n: None if p is None else p.detach() for n, p in own[layer].items()})  # type: ignore[misc]
-
-        def show(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-            nonlocal inputs
-            layer._parameters.update(own[layer])
-            self.calls.append(layer)
-            self.taps.append(torch.zeros_like(output, requires_grad=False))
-            inputs += _input(args, kwargs).numel()
-
-        hooks = [layer.register_forward_pre_hook(hide) for layer in self.layers]
-        hooks += [layer.register_forward_hook(show, prepend=True, with_kwargs=True) for layer in self.layers]
-        try:
-            value = self.loss(take_rows(batch, torch.zeros((), dtype=torch.long, device=self.device)))
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for layer in self.layers:
-                layer._parameters.update(own[layer])
+        row = take_rows(batch, torch.zeros((), dtype=torch.long, device=self.device))
+        linear = {name: module for name, module in model.named_modules() if _is_linear(module)}
+        loose = loose_layers(lambda: loss(row), linear)
+        self.layers = {module for name, module in linear.items() if name not in loose}
+        with self._tapped() as calls:
+            value = loss(row)
+        self.calls, self.taps = [layer for layer, *_ in calls], [torch.zeros_like(out.detach()) for *_, out in calls]
         seen = value.requires_grad and torch.autograd.grad(value, list(self.named.values()), allow_unused=True)
-        found = zip(self.named.items(), seen or [None] * len(self.named), strict=True)
-        self.direct = {n: p.detach() for (n, p), g in found if g is not None}
-        size = sum(p.numel() for p in self.direct.values()) + sum(tap.numel() for tap in self.taps) + inputs
-        self.at_a_time = max(1, ROOM // max(1, 2 * size))
+        used = {n for n, g in zip(self.named, seen or [None] * len(self.named), strict=True) if g is not None}
+        others = {p for module in set(model.modules()) - self.layers for p in module._parameters.values()}
+        self.direct = {n: p.detach() for n, p in self.named.items() if n in used and p in others}
+        self.closed = {n: p for n, p in self.named.items() if n in used and p not in others}
+        numbers = [*self.direct.values(), *self.taps, *(x for _, x, _ in calls)]
+        self.at_a_time = max(1, ROOM // max(1, 2 * sum(t.numel() for t in numbers)))
 
     def sums(self, batch: Any, index: Tensor, measure: Measure) -> dict[str, Tensor]:
         """Σ measure(gradient) over some inputs of a batch."""
@@ -132,40 +121,34 @@ class _Plan:
 
     def _together(self, batch: Any, index: Tensor, measure: Measure) -> dict[str, Tensor]:
         def of_one(taps: list[Tensor], direct: Mapping[str, Tensor], row: Tensor) -> tuple[Tensor, list[Tensor]]:
-            with sdpa_kernel(SDPBackend.MATH), swapped_parameters(self.model, direct), self._tapped(taps) as inputs:
-                return self.loss(take_rows(batch, row)), inputs
+            with sdpa_kernel(SDPBackend.MATH), swapped_parameters(self.model, direct), self._tapped(taps) as calls:
+                return self.loss(take_rows(batch, row)), [x for _, x, _ in calls]
 
         each = vmap(grad(of_one, argnums=(0, 1), has_aux=True), in_dims=(None, None, 0), randomness="different")
         (deltas, direct), inputs = each(self.taps, self.direct, index)
         a, delta = ([_wide(t).reshape(len(index), -1, t.shape[-1]) for t in each] for each in (inputs, deltas))
-        return self._linear(a, delta, measure) | {n: measure(_wide(g)).sum(0) for n, g in direct.items()}
-
-    def _linear(self, a: list[Tensor], delta: list[Tensor], measure: Measure) -> dict[str, Tensor]:
-        """Of the weights and biases that are used by linear layers alone, which may be called several times."""
-        total = {}
-        for name, parameter in self.named.items():
-            users = [i for i, each in enumerate(self.calls) if any(p is parameter for p in each._parameters.values())]
-            if name in self.direct or not users:
-                continue
-            own_delta = torch.cat([delta[i] for i in users], 1)
+        total = {n: measure(_wide(g)).sum(0) for n, g in direct.items()}
+        for name, parameter in self.closed.items():
+            users = [i for i, layer in enumerate(self.calls) if any(p is parameter for p in layer._parameters.values())]
+            own = torch.cat([delta[i] for i in users], 1)
             if parameter.ndim == 1:
-                total[name] = measure(own_delta.sum(1)).sum(0)
+                total[name] = measure(own.sum(1)).sum(0)
             else:
-                total[name] = _of_weight(torch.cat([a[i] for i in users], 1), own_delta, measure)
+                total[name] = _of_weight(torch.cat([a[i] for i in users], 1), own, measure)
         return total
 
     @contextmanager
-    def _tapped(self, taps: list[Tensor]) -> Iterator[list[Tensor]]:
-        """Add a zero to every output of a linear layer, by which δ is the gradient, and note its inputs."""
-        inputs: list[Tensor] = []
+    def _tapped(self, taps: list[Tensor] | None = None) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+        """Note layer, input and output of every call of a linear layer, and add the taps to the outputs."""
+        calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
-        def tap(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-            inputs.append(_input(args, kwargs))
-            return output + taps[len(inputs) - 1]
+        def tap(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+            calls.append((layer, args[0] if args else kwargs["input"], output))
+            return None if taps is None else output + taps[len(calls) - 1]
 
-        hooks = [each.register_forward_hook(tap, prepend=True, with_kwargs=True) for each in set(self.calls)]
+        hooks = [each.register_forward_hook(tap, prepend=True, with_kwargs=True) for each in self.layers]
         try:
-            yield inputs
+            yield calls
         finally:
             for hook in hooks:
                 hook.remove()
@@ -190,23 +173,9 @@ def _add(total: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
     total |= {name: total[name] + each if name in total else each for name, each in found.items()}
 
 
-def _input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    found: Tensor = args[0] if args else kwargs["input"]
-    return found
-
-
 def _wide(tensor: Tensor) -> Tensor:
     """In single precision at least: squares of small gradients vanish in half."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _shapes(batch: Any) -> Any:
-    """What the rows of a batch look like."""
-    if isinstance(batch, Tensor):
-        return tuple(batch.shape[1:]), batch.dtype
-    if isinstance(batch, Mapping):
-        return {key: _shapes(value) for key, value in batch.items()}
-    return [_shapes(part) for part in batch] if isinstance(batch, (tuple, list)) else batch
 
 
 Labels = Literal["sampled", "expected", "predicted", "empirical"]
@@ -237,27 +206,34 @@ def diagonal_fisher(
     generator: draws labels, on the CPU.
     """
     check_labels(labels)
-    seen = module if model is None else model
-    if labels == "empirical":
-        return _sum_of([objective.loss], module, batches, task, seen)
-    if not isinstance(objective, Classification) or type(objective).natural is not Objective.natural:
-        terms, batches = _terms(objective, batches, task, seen)
-        return _sum_of(terms, module, batches, task, seen)
-    batches = (_classified(objective, batch) for batch in batches)
-    if labels == "predicted":
-        return mean_over_inputs(module, lambda batch: _least_surprise(objective, seen, batch), batches, torch.square)
-    labelled = _labelled(batches, objective, seen, labels, generator)
-    return mean_over_inputs(module, lambda batch: _surprise(objective, seen, *batch), labelled, torch.square)
+
+    def of_batch(loss: Callable[[Model, Any, int], Tensor], batch: Any) -> Tensor:
+        return loss(seen, batch, task)
+
+    def natural(batch: Any) -> Any:
+        return objective.natural(objective.outputs(seen, batch, task))
+
+    seen, rest = module if model is None else model, iter(batches)
+    first = list(islice(rest, 1))
+    batches = chain(first, rest)
+    if not first or labels == "empirical":
+        losses: list[Loss] = [partial(of_batch, objective.loss)]
+    elif _has_natural(objective):
+        losses = _columns(natural, module, first[0])
+    elif not isinstance(objective, Classification):
+        losses = [partial(of_batch, each) for each in objective.information()]
+    else:
+        batches = (_classified(objective, batch) for batch in batches)
+        if labels == "sampled":
+            batches = _labelled(batches, objective, seen, generator)
+        losses = _surprises(objective, module, seen, labels, first[0])
+    return mean_over_inputs(module, losses[0], batches, torch.square, *losses[1:])
 
 
 def sensitivity(
-    module: nn.Module,
-    batches: Iterable[Any],
-    objective: Objective,
-    model: Model | None = None,
-    mean: bool = False,
+    module: nn.Module, batches: Iterable[Any], objective: Objective, model: Model | None = None, mean: bool = False,
     task: int = 0,
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     """1/N Σ_n |∂‖f(x_n)‖² / ∂θ_i|: how much the outputs change with each weight (Aljundi et al., 2018).
 
     mean: of the squares of the outputs, instead of their sum.
@@ -277,9 +253,48 @@ def sensitivity(
 
 def check_information(objective: Objective, labels: str) -> None:
     """An error if there is no Fisher information of an objective, before anything is trained."""
-    closed = isinstance(objective, Classification) or type(objective).natural is not Objective.natural
-    if labels != "empirical" and not closed:
+    if labels != "empirical" and not isinstance(objective, Classification) and not _has_natural(objective):
         objective.information()
+
+
+def _has_natural(objective: Objective) -> bool:
+    return type(objective).natural is not Objective.natural
+
+
+def _columns(numbers: Callable[[Any], Any], module: nn.Module, first: Any) -> list[Loss]:
+    """A loss for each of the numbers that every input of a batch has; the first batch tells how many there are."""
+
+    def mean_of(k: int, batch: Any) -> Tensor:
+        mean: Tensor = numbers(batch)[:, k].mean()
+        return mean
+
+    with evaluating(module), torch.no_grad():
+        return [partial(mean_of, k) for k in range(numbers(first).shape[1])]
+
+
+def _surprises(objective: Classification, module: nn.Module, model: Model, labels: Labels, first: Any) -> list[Loss]:
+    """-log p of the drawn label, or of the likeliest; or √p · -log p of each, whose squares have the mean over all."""
+
+    def log_p(batch: Any) -> Tensor:
+        return _outputs(objective, model, objective.inputs(batch)).log_softmax(1)
+
+    def weighed(batch: Any) -> Tensor:
+        own = log_p(batch)
+        return -(own.detach().mul(0.5).exp() * own)
+
+    if labels == "expected":
+        return _columns(weighed, module, first)
+    if labels == "predicted":
+        return [lambda batch: -log_p(batch).max(1).values.mean()]
+    return [lambda batch: F.cross_entropy(_outputs(objective, model, batch[0]), batch[1])]
+
+
+def _outputs(objective: Classification, model: Model, x: Tensor) -> Tensor:
+    """Those that are compared."""
+    found: Tensor = objective.compared(model(x))
+    if found.shape[1] < 2:
+        raise ValueError(f"a class is told from others: expected two or more outputs, got {found.shape[1]}")
+    return found
 
 
 def _classified(objective: Classification, batch: Any) -> Any:
@@ -291,63 +306,12 @@ def _classified(objective: Classification, batch: Any) -> Any:
     return batch
 
 
-def _terms(
-    objective: Objective, batches: Iterable[Any], task: int, model: Model
-) -> tuple[Sequence[Callable[[Model, Any, int], Tensor]], Iterable[Any]]:
-    """One function for every number whose squared gradients count, and the data, which is looked at for their count."""
-    if type(objective).natural is Objective.natural:
-        return objective.information(), batches
-    batches = list(batches)
-    with torch.no_grad():
-        found = objective.natural(objective.outputs(model, batches[0], task)) if batches else None
-    return [partial(_natural, objective, k) for k in range(0 if found is None else found.shape[1])], batches
-
-
-def _natural(objective: Objective, k: int, model: Model, batch: Any, task: int) -> Tensor:
-    found = objective.natural(objective.outputs(model, batch, task))
-    assert found is not None
-    return found[:, k].mean()
-
-
-def _sum_of(
-    terms: Sequence[Callable[[Model, Any, int], Tensor]], module: nn.Module, batches: Iterable[Any], task: int,
-    model: Model,
-) -> dict[str, Tensor]:  # fmt: skip
-    """The sum over some functions; they all see the same data."""
-    batches = batches if len(terms) == 1 else list(batches)
-    total: dict[str, Tensor] = {}
-    for term in terms:
-        _add(total, mean_over_inputs(module, partial(_of_batch, term, model, task), batches, torch.square))
-    return total
-
-
-def _of_batch(term: Callable[[Model, Any, int], Tensor], model: Model, task: int, batch: Any) -> Tensor:
-    return term(model, batch, task)
-
-
-def _least_surprise(objective: Objective, model: Model, batch: Any) -> Tensor:
-    """That of the likeliest label, which needs no pass of its own to be known."""
-    log_p: Tensor = objective.compared(model(objective.inputs(batch))).log_softmax(1)
-    return -log_p.max(1).values.mean()
-
-
-def _surprise(objective: Objective, model: Model, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    return (weight * F.cross_entropy(objective.compared(model(x)), y, reduction="none")).mean()
-
-
 def _labelled(
-    batches: Iterable[Any], objective: Objective, model: Model, labels: Labels, generator: torch.Generator | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Inputs with labels among the outputs that are compared, and the root of how much each counts."""
+    batches: Iterable[Any], objective: Classification, model: Model, generator: torch.Generator | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs with labels that are drawn among the outputs that are compared."""
     for batch in batches:
         x = objective.inputs(batch)
         with torch.no_grad():
-            p = objective.compared(model(x)).softmax(1)
-        if p.shape[1] < 2:
-            raise ValueError(f"a class is told from others: expected two or more outputs, got {p.shape[1]}")
-        if labels == "expected":
-            for label, share in enumerate(p.unbind(1)):
-                yield x, torch.full((len(x),), label, device=x.device), (share * p.shape[1]).sqrt()
-        else:
-            drawn = torch.multinomial(p.cpu(), 1, generator=generator)[:, 0]
-            yield x, drawn.to(p.device), torch.ones_like(p[:, 0])
+            p = _outputs(objective, model, x).softmax(1)
+        yield x, torch.multinomial(p.cpu(), 1, generator=generator)[:, 0].to(p.device)

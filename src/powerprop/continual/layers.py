@@ -17,7 +17,6 @@ from powerprop.continual.data import all_tensors, drawing_from, take_rows
 from powerprop.select import matches, name_patterns
 
 __all__ = [
-    "AsTask",
     "channels",
     "check_protect",
     "inputs_noted",
@@ -31,19 +30,6 @@ __all__ = [
     "units_seen",
     "warn_of_loose",
 ]
-
-
-class AsTask:
-    """A model that takes the task, as a function of the inputs alone; its attributes are the model's."""
-
-    def __init__(self, model: nn.Module, task: int) -> None:
-        self._model, self._task = model, task
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return self._model(*inputs, self._task, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 @contextmanager
@@ -155,9 +141,9 @@ def loose_layers(call: Callable[[], Any], layers: Mapping[str, nn.Module]) -> di
 
 
 def _with_gradient(answers: list[Tensor], own: Mapping[str, Mapping[str, Tensor | None]]) -> set[str]:
-    if not answers:
-        return set()
     pairs = [(n, p) for n, parameters in own.items() for p in parameters.values() if p is not None and p.requires_grad]
+    if not answers or not pairs:
+        return set()
     found = torch.autograd.grad(torch.stack(answers).sum(), [p for _, p in pairs], allow_unused=True)
     return {name for (name, _), gradient in zip(pairs, found, strict=True) if gradient is not None}
 

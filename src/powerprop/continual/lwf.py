@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual.data import Source, to_device
-from powerprop.continual.layers import AsTask
-from powerprop.continual.objective import Classification, Model
-from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy
+from powerprop.continual.objective import Classification
+from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy, check_between, check_least
 
-__all__ = ["LwF", "distillation", "running_statistics_kept"]
+__all__ = ["Distilling", "LwF", "distillation", "running_statistics_kept"]
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -29,7 +28,32 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     return -(temperature**2) * (p * log_q).sum(1).mean()
 
 
-class LwF(Strategy):
+class Distilling(Strategy):
+    """What LwF, iCaRL, DGR and RtF share: the network of before, which says what earlier classes are to answer.
+
+    The copy lives while a task is learned; nothing is kept between tasks. The objective must be a `Classification`.
+    """
+
+    task_state: ClassVar[tuple[str, ...]] = ("teacher",)
+
+    def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
+        super().__init__(model, optimizer, **options)
+        if not isinstance(self.objective, Classification):
+            names = type(self).__name__, type(self.objective).__name__
+            raise TypeError("{} asks for classes: objective must be Classification, got {}".format(*names))
+        self.classification = self.objective
+        self.teacher: nn.Module | None = None
+
+    def begin_task(self) -> None:
+        """The network as it is now will be the teacher."""
+        self.teacher = copy.deepcopy(self.model).eval().requires_grad_(False) if self.current else None
+
+    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
+        """The teacher goes."""
+        self.teacher = None
+
+
+class LwF(Distilling):
     """Learning without forgetting: on the inputs of the current task, answer for every earlier task as before
     (Li & Hoiem, 2016).
 
@@ -37,8 +61,6 @@ class LwF(Strategy):
 
     f_k is the head of task k. With one output layer for all tasks, the terms are all the same one: outputs of the
     classes so far, of which θ_old knows those of earlier tasks ("stream"), or all outputs (labels of a "task").
-    Nothing is kept between tasks; while a task is learned, the old network beside the new one.
-
     In a loop of one's own, show the batch: learner.step(loss, batch).
 
     strength: λ. As the terms are as many as earlier tasks, 1 weighs the task in hand by 1/t of the whole.
@@ -47,61 +69,41 @@ class LwF(Strategy):
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once",)
-    task_state: ClassVar[tuple[str, ...]] = ("teacher",)
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 1.0,
         temperature: float = 2.0, **options: Any,
     ) -> None:  # fmt: skip
+        check_least(strength=(strength, 0))
+        check_between(temperature=(temperature, 0, torch.inf))
         super().__init__(model, optimizer, **options)
-        if not strength >= 0:
-            raise ValueError(f"strength must not be negative, got {strength}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
-        if not isinstance(self.objective, Classification):
-            kind = type(self.objective).__name__
-            raise TypeError(f"LwF distils the classes of a classifier: objective must be Classification, got {kind}")
         self.strength, self.temperature = strength, temperature
-        self.teacher: nn.Module | None = None
-
-    def begin_task(self) -> None:
-        """The network as it is now will be the teacher."""
-        self.teacher = copy.deepcopy(self.model).eval().requires_grad_(False) if self.current else None
 
     def penalty(self) -> Tensor | None:
         """How far the answers for earlier tasks have moved, on the batch in hand."""
-        now = self._open("penalty")
         strength: float = self.option(LwF, "strength")
         if self.teacher is None or not strength:
             return None
-        if now.batch is None:
-            raise ValueError("LwF looks at the inputs of a step again: say step(loss, batch)")
-        x = self.objective.inputs(to_device(now.batch, self.device))
-        per_head = range(self.current) if self.heads is not None or self.takes_task else [self.current]
+        x = self.objective.inputs(to_device(self.shown_batch("looks at the inputs of a step again"), self.device))
+        per_head = range(self.current) if self.sees_task else [self.current]
         with running_statistics_kept(self.model):
             terms = [self._term(x, task) for task in per_head]
         return strength * self.current * torch.stack(terms).mean()
 
     def _term(self, x: Tensor, task: int) -> Tensor:
-        assert self.teacher is not None
-        teacher: Model = self.teacher if self.heads is None and not self.takes_task else AsTask(self.teacher, task)
         with torch.no_grad():
-            before = teacher(x)
+            before = self.bound(task, self.teacher)(x)
         with self.viewing(task) as model:
             now = model(x)
-        return distillation(self._columns(now, self.current + 1), self._columns(before, self.current), self.temperature)
+        temperature: float = self.option(LwF, "temperature")
+        return distillation(self._columns(now, self.current + 1), self._columns(before, self.current), temperature)
 
     def _columns(self, outputs: Tensor, tasks: int) -> Tensor:
         """Where one output layer counts the classes of the stream: those of the first tasks, in their order."""
-        assert isinstance(self.objective, Classification)
-        if self.objective.labels == "task" or self.heads is not None:
+        if self.classification.labels == "task" or self.heads is not None:
             return outputs
-        numbers = dict.fromkeys(c for task in range(tasks) for c in self.objective.classes_of(task) or ())
+        numbers = dict.fromkeys(c for task in range(tasks) for c in self.classification.classes_of(task) or ())
         return outputs[:, list(numbers)]
-
-    def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
-        """The teacher goes."""
-        self.teacher = None
 
 
 @contextmanager

@@ -10,6 +10,9 @@ from torch import Tensor
 
 __all__ = ["Memory", "reservoir"]
 
+Form = str | list[str]
+"""How a batch is put together: "tensor", "tuple", "list", or the names of its tensors."""
+
 
 class Memory:
     """An episodic memory: examples of the tasks so far, each with its task, as tensors with a row for each example.
@@ -27,7 +30,7 @@ class Memory:
         if capacity is not None and capacity < 1:
             raise ValueError(f"memory must be at least one example, got {capacity}")
         self.capacity, self.equal, self.besides = capacity, equal, beside
-        self.form: str | list[str] | None = None
+        self.form: Form | None = None
         self.columns: list[Tensor] = []
         self.tasks = torch.zeros(0, dtype=torch.long)
         self.seen = 0
@@ -41,75 +44,67 @@ class Memory:
 
     def add(self, batches: Iterable[Any], task: int, generator: torch.Generator) -> None:
         """Keep some of a task's data, all of it changed or nothing."""
-        if self.equal and self.capacity is not None:
-            self._add_equal(batches, task, generator)
-        else:
-            self._take(self._filled(batches, task, generator, self.columns, self.tasks, self.seen, self.capacity))
+        apart: Iterable[tuple[Form, list[Tensor]]] = map(_taken_apart, batches)
+        if self.capacity is None:
+            apart = _joined(apart)
+        if not self.equal or self.capacity is None:
+            self._take(self._filled(apart, task, generator, (self.columns, self.tasks, self.seen), self.capacity))
+            return
+        quota = self.capacity // (task + 1)
+        if not quota:
+            raise ValueError(f"memory={self.capacity} has no room for one example of each of {task + 1} tasks")
+        form, own, tasks, seen = self._filled(apart, task, generator, ([], self.tasks[:0], 0), quota)
+        mixed = torch.randperm(len(tasks), generator=generator)
+        kept = torch.cat([self.rows_of(t)[:quota] for t in self.known()] + [self.tasks[:0]])  # in random order already
+        self._put_behind(kept, form, [column[mixed] for column in own], tasks, seen)
 
     def add_now(self, batch: Any, task: int, generator: torch.Generator, beside: Sequence[Tensor] = ()) -> None:
         """Some examples of a stream that goes by, into a reservoir of all that went by before."""
         form, rows = _taken_apart(batch)
-        rows = [*rows, *beside]
-        if self.form is not None:
-            if form != self.form:
-                raise ValueError(f"task {task}: the memory holds batches of the form {self.form}, got {form}")
-            _check_alike(self.columns, rows)
-        columns, count, first = self.columns or [row[:0] for row in rows], len(rows[0]), self.form is None
-        slots, which = reservoir(self.seen, count, self.capacity, generator)
-        columns = [_put(old, new, slots, which, first) for old, new in zip(columns, rows, strict=True)]
-        tasks = _put(self.tasks, torch.full((count,), task), slots, which, first)
-        self._take((form, columns, tasks, self.seen + count))
+        known, fresh = (self.columns, self.tasks, self.seen), self.form is None
+        self._take(self._filled([(form, [*rows, *beside])], task, generator, known, self.capacity, fresh))
 
     def put_behind(self, kept: Tensor, batch: Any, task: int) -> None:
         """Of what is here these rows, in this order, and behind them all of a batch."""
         form, rows = _taken_apart(batch)
-        if self.form not in (None, form):
-            raise ValueError(f"task {task}: the memory holds batches of the form {self.form}, got {form}")
+        self._check_form(form, task)
+        self._put_behind(kept, form, rows, torch.full((len(rows[0]),), task), len(rows[0]))
+
+    def _put_behind(self, kept: Tensor, form: Form, rows: list[Tensor], tasks: Tensor, seen: int) -> None:
         older = [column[kept.to(column.device)] for column in self.columns] or [row[:0] for row in rows]
         _check_alike(older, rows)
         columns = [torch.cat([old, new.to(old)]) for old, new in zip(older, rows, strict=True)]
-        tasks = torch.cat([self.tasks[kept], torch.full((len(rows[0]),), task)])
-        self._take((form, columns, tasks, self.seen + len(rows[0])))
-
-    def _add_equal(self, batches: Iterable[Any], task: int, generator: torch.Generator) -> None:
-        """A reservoir of its own for the task; of the earlier ones the first rows stay, which are in random order."""
-        assert self.capacity is not None
-        quota = self.capacity // (task + 1)
-        if not quota:
-            raise ValueError(f"memory={self.capacity} has no room for one example of each of {task + 1} tasks")
-        form, own, tasks, seen = self._filled(batches, task, generator, [], self.tasks[:0], 0, quota)
-        mixed = torch.randperm(len(tasks), generator=generator)
-        kept = torch.cat([self.rows_of(t)[:quota] for t in self.known()] + [self.tasks[:0]])
-        older = [column[kept.to(column.device)] for column in self.columns] or [column[:0] for column in own]
-        _check_alike(older, own)
-        columns = [torch.cat([old, new[mixed].to(old)]) for old, new in zip(older, own, strict=True)]
         self._take((form, columns, torch.cat([self.tasks[kept], tasks]), self.seen + seen))
 
     def _filled(
-        self, batches: Iterable[Any], task: int, generator: torch.Generator, columns: Sequence[Tensor], tasks: Tensor,
-        seen: int, capacity: int | None,
-    ) -> tuple[str | list[str], list[Tensor], Tensor, int]:  # fmt: skip
-        """A reservoir after this data has gone by, beside the one that it was."""
-        form, first = self.form, True
-        columns = list(columns)
-        apart = map(_taken_apart, batches)
-        for kind, rows in apart if capacity is not None else _joined(apart):
-            form = form or kind
-            if kind != form:
-                raise ValueError(f"task {task}: the memory holds batches of the form {form}, got {kind}")
-            columns = columns or [row[:0] for row in rows]
+        self, apart: Iterable[tuple[Form, list[Tensor]]], task: int, generator: torch.Generator,
+        known: tuple[list[Tensor], Tensor, int], capacity: int | None, fresh: bool = True,
+    ) -> tuple[Form, list[Tensor], Tensor, int]:  # fmt: skip
+        """A reservoir after this data has gone by.
+
+        known: what it is before.
+        fresh: in memory of its own, so that it stays as it was where some of the data is refused.
+        """
+        form, (columns, tasks, seen) = self.form, known
+        for kind, rows in apart:
+            self._check_form(kind, task, form)
+            form, columns = kind, columns or [row[:0] for row in rows]
             _check_alike(columns, rows)
-            count = len(rows[0])
-            slots, which = reservoir(seen, count, capacity, generator)
-            numbers = torch.full((count,), task)
-            columns = [_put(old, new, slots, which, first) for old, new in zip(columns, rows, strict=True)]
-            tasks = _put(tasks, numbers, slots, which, first)
-            seen, first = seen + count, False
-        if form is None or first:
+            slots, which = reservoir(seen, len(rows[0]), capacity, generator)
+            numbers = torch.full((len(rows[0]),), task)
+            columns = [_put(old, new, slots, which, fresh) for old, new in zip(columns, rows, strict=True)]
+            tasks = _put(tasks, numbers, slots, which, fresh)
+            seen, fresh = seen + len(numbers), False
+        if form is None or seen == known[2]:
             raise ValueError(f"task {task}: there is no data to keep examples of")
         return form, columns, tasks, seen
 
-    def _take(self, filled: tuple[str | list[str], list[Tensor], Tensor, int]) -> None:
+    def _check_form(self, form: Form, task: int, known: Form | None = None) -> None:
+        """All batches are of the form of the first."""
+        if (known := known or self.form) not in (None, form):
+            raise ValueError(f"task {task}: the memory holds batches of the form {known}, got {form}")
+
+    def _take(self, filled: tuple[Form, list[Tensor], Tensor, int]) -> None:
         self.form, self.columns, self.tasks, self.seen = filled
 
     # --- what is in it ------------------------------------------------------------------------------------------
@@ -141,12 +136,10 @@ class Memory:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The examples, and what tells how they were drawn."""
         columns = {str(number): column for number, column in enumerate(self.columns)}
         return columns | {"tasks": self.tasks}, {"form": self.form, "seen": self.seen}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """What `state` gave."""
         tasks, columns = tensors["tasks"], [tensors[str(number)] for number in range(len(tensors) - 1)]
         if self.capacity is not None and len(tasks) > self.capacity:
             raise ValueError(f"the saved memory has {len(tasks)} examples, this one has room for {self.capacity}")
@@ -180,10 +173,10 @@ def _put(old: Tensor, new: Tensor, slots: Tensor, which: Tensor, fresh: bool) ->
     return old
 
 
-def _taken_apart(batch: Any) -> tuple[str | list[str], list[Tensor]]:
+def _taken_apart(batch: Any) -> tuple[Form, list[Tensor]]:
     """The form of a batch, and its tensors."""
     if isinstance(batch, Mapping):
-        form: str | list[str] = [str(key) for key in batch]
+        form: Form = [str(key) for key in batch]
         parts = list(batch.values())
     else:
         form = "tensor" if isinstance(batch, Tensor) else "list" if isinstance(batch, list) else "tuple"
@@ -195,7 +188,7 @@ def _taken_apart(batch: Any) -> tuple[str | list[str], list[Tensor]]:
     return form, tensors
 
 
-def _joined(batches: Iterable[tuple[str | list[str], list[Tensor]]]) -> list[tuple[str | list[str], list[Tensor]]]:
+def _joined(batches: Iterable[tuple[Form, list[Tensor]]]) -> list[tuple[Form, list[Tensor]]]:
     """Batches as one, where all of them are kept: copied once, not once for each of them."""
     apart = list(batches)
     for _, rows in apart:

@@ -15,16 +15,9 @@ from powerprop.continual.data import count_rows
 from powerprop.continual.task import Prediction, are_labels, entropy, no_answers
 
 __all__ = [
-    "Classification",
-    "Elbo",
-    "Function",
-    "MultiLabel",
-    "Objective",
-    "OneVsRest",
-    "Regression",
-    "as_objective",
-    "binary_cross_entropy",
-]
+    "OBJECTIVES", "Called", "Classification", "Elbo", "Function", "Model", "MultiLabel", "Objective", "OneVsRest",
+    "Regression", "as_objective", "binary_cross_entropy",
+]  # fmt: skip
 
 Model = Callable[..., Any]
 """The network as one task sees it: called as model(x), with the head of the task where there are heads."""
@@ -81,9 +74,14 @@ class Objective:
     def outputs(self, model: Model, batch: Any, task: int) -> Any:
         """What the network answers to a batch: by default all that it answers while the loss is computed, or what it
         says to the inputs where a class has `inputs` or `information` of its own."""
-        heard = Heard(model)
-        self.loss(heard, batch, task)
-        return heard.answers
+        answers: list[Any] = []
+
+        def noted(*inputs: Any, **named: Any) -> Any:
+            answers.append(model(*inputs, **named))
+            return answers[-1]
+
+        self.loss(Called(model, noted), batch, task)
+        return answers
 
     def uncertainty(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """How unsure the network of a task is of each input, by which the task of an input is inferred."""
@@ -122,16 +120,14 @@ class Objective:
         return {}
 
 
-class Heard:
-    """A model whose answers are noted while somebody calls it; its attributes are the model's."""
+class Called:
+    """A model that is called in another way; its attributes are the model's."""
 
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self._model = model
-        self.answers: list[Any] = []
+    def __init__(self, model: Model, call: Callable[..., Any]) -> None:
+        self._model, self._call = model, call
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        self.answers.append(self._model(*inputs, **named))
-        return self.answers[-1]
+        return self._call(*inputs, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -172,10 +168,9 @@ class Classification(Objective):
         self, labels: Literal["task", "stream"] = "task", label_smoothing: float = 0.0,
         among: Literal["all", "seen"] = "all",
     ) -> None:  # fmt: skip
-        if labels not in ("task", "stream"):
-            raise ValueError(f"labels must be 'task' or 'stream', got {labels!r}")
-        if among not in ("all", "seen"):
-            raise ValueError(f"among must be 'all' or 'seen', got {among!r}")
+        for name, value, known in (("labels", labels, ("task", "stream")), ("among", among, ("all", "seen"))):
+            if value not in known:
+                raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
         if among == "seen" and labels == "task":
             raise ValueError("among='seen' is of outputs that count the classes of the stream, got labels='task'")
         if not 0 <= label_smoothing < 1:
@@ -214,12 +209,11 @@ class Classification(Objective):
             return no_answers(x.device)
         logits = super().predict(model, x, task)
         if task is None and self.labels == "stream":
-            return self._of_stream(logits)
-        own = logits if task is None else self.own(logits, task)
+            pairs = [(t, k, number) for t, own in enumerate(self.classes) for k, number in enumerate(own or ())]
+            return self.largest(logits[:, self._numbers()], pairs)
+        own, task = logits if task is None else self.own(logits, task), task or 0
         label = own.argmax(1)
-        return Prediction(
-            torch.full_like(label, task or 0), label, entropy(own), self.numbers(label, 0 if task is None else task)
-        )
+        return Prediction(torch.full_like(label, task), label, entropy(own), self.numbers(label, task))
 
     def uncertainty(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """The entropy of the answer, among the task's own classes or all outputs."""
@@ -229,14 +223,15 @@ class Classification(Objective):
     def unused_logits_score(self, model: Model, x: Tensor, task: int | None) -> Tensor:
         """The log-sum-exp of the outputs beyond the classes, which cross-entropy pushes down on a task's own data."""
         outputs = model(x)
-        counted = 1 + max(self._numbers(), default=-1) if self.labels == "stream" else self._most_classes(outputs)
+        if self.labels == "stream":
+            counted = 1 + max(self._numbers(), default=-1)
+        else:
+            own = [outputs.shape[1] if each is None else len(each) for each in self.classes]
+            counted = max(own, default=outputs.shape[1])
         if outputs.shape[1] <= counted:
             text = f"expected superfluous outputs, more than the {counted} classes, got {outputs.shape[1]} outputs"
             raise ValueError(f"{text}; give the network more, or use 'oneshot', 'binary' or 'exhaustive'")
         return torch.logsumexp(outputs[:, counted:], 1)
-
-    def _most_classes(self, outputs: Tensor) -> int:
-        return max((outputs.shape[1] if own is None else len(own) for own in self.classes), default=outputs.shape[1])
 
     def targets(self, y: Tensor, task: int | Tensor) -> Tensor:
         """Labels of a task, or each of its own, as the outputs count them."""
@@ -278,10 +273,6 @@ class Classification(Objective):
             for t, of_task in enumerate(logits)
             for k, number in enumerate(self.classes_of(t) or range(of_task.shape[1]))
         ])  # fmt: skip
-
-    def _of_stream(self, logits: Tensor) -> Prediction:
-        pairs = [(t, k, number) for t, own in enumerate(self.classes) for k, number in enumerate(own or ())]
-        return self.largest(logits[:, self._numbers()], pairs)
 
     def _numbers(self) -> list[int]:
         """The classes of all tasks, one task after the other."""
@@ -425,11 +416,7 @@ class Elbo(Objective):
 
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    "Classification": Classification,
-    "OneVsRest": OneVsRest,
-    "Regression": Regression,
-    "MultiLabel": MultiLabel,
-    "Elbo": Elbo,
+    kind.__name__: kind for kind in (Classification, OneVsRest, Regression, MultiLabel, Elbo)
 }
 """Those that a saved learner can be given again."""
 

@@ -16,7 +16,7 @@ from powerprop.continual.data import Source
 from powerprop.continual.importance import Labels, check_information, check_labels, diagonal_fisher, sensitivity
 from powerprop.continual.layers import check_protect, protected
 from powerprop.continual.saving import below
-from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy
+from powerprop.continual.strategy import OptimizerFactory, Progress, Strategy, check_least
 
 __all__ = ["EWC", "MAS", "SI", "Importances", "Laplace", "Quadratic"]
 
@@ -68,9 +68,8 @@ class Importances:
         return {f"{kind}/{name}": t for kind, tensors in parts.items() for name, t in tensors.items()}, {}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        self.importance, self.anchor = (
-            {name: t.clone() for name, t in below(kind, tensors).items()} for kind in ("importance", "anchor")
-        )
+        copies = {name: t.clone() for name, t in tensors.items()}
+        self.importance, self.anchor = below("importance", copies), below("anchor", copies)
 
 
 class Quadratic(Strategy):
@@ -95,8 +94,7 @@ class Quadratic(Strategy):
         protect: str | Sequence[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
-        if not strength >= 0:
-            raise ValueError(f"strength must not be negative, got {strength}")
+        check_least(strength=(strength, 0))
         self.strength, self.protect = strength, check_protect(model, protect)
         self.consolidated = Importances()
         self.parts["importances"] = self.consolidated
@@ -253,13 +251,12 @@ class SI(Quadratic):
     def penalty(self) -> Tensor | None:
         """λ/2 Σ Ω (θ - θ*)²; on the way, the gradient of the task alone is noted."""
         self._before = {}
-        for name, weight in self.weights().items():
-            if weight.grad is not None:
-                if name not in self._copies:  # memory that is kept for the whole task, as fresh costs page faults
-                    self._copies[name] = (torch.empty_like(weight.detach()), torch.empty_like(weight.grad))
-                before, gradient = self._before[name] = self._copies[name]
-                before.copy_(weight.detach())
-                gradient.copy_(weight.grad)
+        for name, weight, grad in ((n, w.detach(), w.grad) for n, w in self.weights().items() if w.grad is not None):
+            if name not in self._copies:  # memory that is kept for the whole task, as fresh costs page faults
+                self._copies[name] = torch.empty_like(weight), torch.empty_like(grad)
+            before, gradient = self._before[name] = self._copies[name]
+            before.copy_(weight)
+            gradient.copy_(grad)
         return super().penalty()
 
     def after_step(self) -> None:

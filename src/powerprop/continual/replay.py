@@ -1,4 +1,4 @@
-"""Dark experience replay: what the network answered when an example went by is learned again with it."""
+"""Learning again from a memory of earlier examples: with their labels, or with what the network once answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from powerprop.continual.combine import hooks_of
 from powerprop.continual.data import Source, all_tensors, to_device
 from powerprop.continual.lwf import running_statistics_kept
 from powerprop.continual.memory import Memory
-from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, Strategy
+from powerprop.continual.strategy import OptimizerFactory, Progress, Rehearsal, Strategy, check_between, check_least
 
 __all__ = ["DER", "ER", "DERpp", "JointTraining", "PerfectMemory", "Replay"]
 
@@ -36,9 +36,8 @@ class Replay(Strategy):
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, memory: int | None = 1000,
         rehearsed: int | None = None, **options: Any,
     ) -> None:  # fmt: skip
+        check_least(rehearsed=(1 if rehearsed is None else rehearsed, 1))
         super().__init__(model, optimizer, **options)
-        if rehearsed is not None and rehearsed < 1:
-            raise ValueError(f"rehearsed must be at least one example a step, got {rehearsed}")
         self.memory, self.rehearsed = memory, rehearsed
         self.buffer = Memory(memory, self.EQUAL, self.BESIDE)
         self.parts["memory"] = self.buffer
@@ -49,10 +48,7 @@ class Replay(Strategy):
 
     def batch_shown(self) -> Any:
         """The batch of the step, for methods that keep some of it."""
-        now = self._open("rehearse")
-        if now.batch is None:
-            raise ValueError(f"{type(self).__name__} keeps examples of every step: say step(loss, batch)")
-        return now.batch
+        return self.shown_batch("keeps examples of every step")
 
     def remember(self, *beside: Tensor) -> None:
         """Some of the step's batch goes into the memory, with what is kept beside it."""
@@ -67,7 +63,7 @@ class Replay(Strategy):
         the objective must know it."""
         tasks = self.buffer.tasks[rows]
         kind: Any = type(self)
-        one_network = self.heads is None and not self.takes_task and hooks_of(kind, "viewing") == (Strategy.viewing,)
+        one_network = not self.sees_task and hooks_of(kind, "viewing") == (Strategy.viewing,)
         if one_network and self.objective.mixes_tasks:
             return [Rehearsal(self.buffer.batch(rows), tasks, weight)]
         groups = ((task, rows[tasks == task]) for task in sorted(set(tasks.tolist())))
@@ -105,11 +101,10 @@ class ER(Replay):
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, loss_weight: float = 0.5,
         fill: Literal["end", "step"] = "end", **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(model, optimizer, **options)
-        if not 0 < loss_weight < 1:
-            raise ValueError(f"loss_weight must be between 0 and 1, got {loss_weight}")
+        check_between(loss_weight=(loss_weight, 0, 1))
         if fill not in ("end", "step"):
             raise ValueError(f"fill must be 'end' or 'step', got {fill!r}")
+        super().__init__(model, optimizer, **options)
         self.loss_weight, self.fill = loss_weight, fill
         self.buffer.trained = fill == "step"
 
@@ -143,10 +138,8 @@ class PerfectMemory(Replay):
     traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss")
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
-        if options.setdefault("memory", None) is not None:
-            raise ValueError(f"{type(self).__name__} keeps everything, got memory={options['memory']}; see ER")
-        super().__init__(model, optimizer, **options)
-        if self.memory is not None:  # as an option of a strategy beside this one
+        super().__init__(model, optimizer, **{"memory": None, **options})
+        if self.memory is not None:
             raise ValueError(f"{type(self).__name__} keeps everything, got memory={self.memory}; see ER")
 
     def rehearse(self) -> list[Rehearsal] | None:
@@ -167,38 +160,29 @@ class JointTraining(PerfectMemory):
 
     def __init__(self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, **options: Any) -> None:
         super().__init__(model, optimizer, **options)
-        self.first = FirstWeights(model)
+        self.first = FirstWeights()
         self.parts["first weights"] = self.first
 
     def begin_task(self) -> None:
-        """Forget everything but the data."""
-        self.first.put_back()
+        """Forget everything but the data; of heads that were added since, the first weights are those of now."""
+        now = self.model.state_dict()
+        self.first |= {name: tensor.detach().clone() for name, tensor in now.items() if name not in self.first}
+        self.model.load_state_dict(self.first)
 
     def rehearse(self) -> list[Rehearsal] | None:
         """As many examples of the memory as if each of its tasks had a batch."""
         return self.rehearsals(self.drawn(self.current), self.current / (self.current + 1)) if self.current else None
 
 
-class FirstWeights:
-    """The weights that a network began with; those of heads that are added later too."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.weights: dict[str, Tensor] = {}
-
-    def put_back(self) -> None:
-        """The network as it began."""
-        now = self.model.state_dict()
-        self.weights |= {name: tensor.detach().clone() for name, tensor in now.items() if name not in self.weights}
-        self.model.load_state_dict(self.weights)
+class FirstWeights(dict[str, Tensor]):
+    """The weights that a network began with, as a part that is saved."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The weights."""
-        return dict(self.weights), {}
+        return dict(self), {}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """What `state` gave."""
-        self.weights = dict(tensors)
+        self.clear()
+        self.update(tensors)
 
 
 class DER(Replay):
@@ -220,9 +204,8 @@ class DER(Replay):
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, strength: float = 0.5, **options: Any
     ) -> None:
+        check_least(strength=(strength, 0))
         super().__init__(model, optimizer, **options)
-        if not strength >= 0:
-            raise ValueError(f"strength must not be negative, got {strength}")
         self.strength, self.buffer.trained = strength, True
         self._answered: Tensor | None = None
 
@@ -285,9 +268,8 @@ class DERpp(DER):
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, labels_strength: float = 0.5, **options: Any
     ) -> None:
+        check_least(labels_strength=(labels_strength, 0))
         super().__init__(model, optimizer, **options)
-        if not labels_strength >= 0:
-            raise ValueError(f"labels_strength must not be negative, got {labels_strength}")
         self.labels_strength = labels_strength
 
     def of_memory(self) -> Tensor:

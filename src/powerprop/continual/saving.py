@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual.combine import all_arguments, call_hooks
+from powerprop.continual.history import Learned
 from powerprop.continual.objective import OBJECTIVES, Objective
 from powerprop.files import read_tensors, write_tensors
 from powerprop.masks import Masks, pack, unpack
 from powerprop.optim import Powerprop
 
 __all__ = [
-    "Moments", "below", "load_named", "made_objective", "of_kind", "put_back", "read_learner", "snapshot", "state_of",
+    "Moments", "below", "made_objective", "of_kind", "put_back", "read_learner", "snapshot", "state_of",
     "take_up", "trained_parameters", "write_learner",
 ]  # fmt: skip
 
@@ -46,15 +47,13 @@ def read_learner(path: str | Path) -> State:
 
 def state_of(learner: Any) -> State:
     """Everything that was learned, with that of the method's own parts; and where the task in hand stands."""
-    tensors = weights(learner.model, learner.optimizer)
+    of_parts, parts = _together({name: part.state() for name, part in learner.parts.items()})
+    tensors = weights(learner.model, learner.optimizer) | of_parts
     data: dict[str, Any] = {
         "identity": identity(learner), "options": options_of(learner),
         "tasks": [list(task) for task in learner.tasks], "visits": learner.visits,
-        "records": learner.records, "parts": {},
+        "records": learner.records, "parts": parts,
     }  # fmt: skip
-    for name, part in learner.parts.items():
-        own, data["parts"][name] = part.state()
-        tensors |= _above(name, own)
     if learner.now is not None:
         own, data["now"] = _state_now(learner)
         tensors |= _above("now", own)
@@ -125,7 +124,10 @@ def take_up(learner: Any, tensors: Mapping[str, Tensor], data: Mapping[str, Any]
 
 def _put(learner: Any, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     load_weights(learner.model, learner.optimizer, tensors)
-    learner.remember_tasks(data["tasks"], data["records"], data["visits"])
+    learner.tasks = [Learned(name, None if own is None else tuple(own), id) for name, own, id in data["tasks"]]
+    learner.records, learner.visits, learner.now = dict(data["records"]), data["visits"], None
+    for number, learned in enumerate(learner.tasks):
+        learner.objective.begin(number, learned.classes)
     for name, part in learner.parts.items():
         part.load_state(below(name, tensors), data["parts"][name])
 
@@ -176,11 +178,9 @@ def load_weights(model: nn.Module, optimizer: Powerprop, tensors: Mapping[str, T
 
 def snapshot(learner: Any) -> State:
     """Copies of what a task that diverges spoils: weights, and the parts of a method that steps change too."""
-    tensors, plain = weights(learner.model, learner.optimizer), {}
-    for name, part in learner.parts.items():
-        if getattr(part, "trained", False):
-            own, plain[name] = part.state()
-            tensors |= _above(name, own)
+    changed = {name: part for name, part in learner.parts.items() if getattr(part, "trained", False)}
+    tensors, plain = _together({name: part.state() for name, part in changed.items()})
+    tensors |= weights(learner.model, learner.optimizer)
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}, copy.deepcopy(plain)
 
 
@@ -208,15 +208,10 @@ class Moments:
 
     def state(self) -> State:
         """Tensors as "parameter/name", and the rest of what is remembered of each parameter as plain data."""
-        tensors: dict[str, Tensor] = {}
-        plain: dict[str, dict[str, Any]] = {}
-        for name, parameter in self._named().items():
-            for key, value in self.base.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"{name}/{key}"] = value
-                else:
-                    plain.setdefault(name, {})[key] = value
-        return tensors, plain
+        known = {name: self.base.state.get(parameter, {}) for name, parameter in self._named().items()}
+        tensors = {f"{n}/{k}": v for n, of in known.items() for k, v in of.items() if isinstance(v, Tensor)}
+        plain = {n: {k: v for k, v in of.items() if not isinstance(v, Tensor)} for n, of in known.items()}
+        return tensors, {name: rest for name, rest in plain.items() if rest}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """What `state` gave, on the device of each parameter; a counter of steps only where torch wants it there."""
@@ -242,19 +237,19 @@ def _state_now(learner: Any) -> State:
         raise RuntimeError(f"{now.name}: gradients are coming together for a step: a learner is saved after update()")
     trained, of_model = trained_parameters(learner), dict(learner.model.named_parameters())
     moments, plain = Moments(trained, optimizer).state()
+    methods, values = _together({name: _written(getattr(learner, name)) for name in _task_attributes(learner)})
     tensors = _above("generator", {purpose: g.get_state() for purpose, g in now.generators.items()})
-    tensors |= _above("optimizer", moments)
+    tensors |= _above("optimizer", moments) | _above("methods", methods)
     tensors |= _above("own", {name: p.detach() for name, p in trained.items() if name not in of_model})
     for kind, masks in (("active", optimizer.active), ("trainable", optimizer.trainable)):
         tensors |= _above(kind, {name: pack(mask) for name, mask in masks.items() if not mask.all()})
+    groups = _groups(learner, trained)
+    settings = {name: {k: v for k, v in group.items() if isinstance(v, PLAIN)} for name, group in groups.items()}
     data: dict[str, Any] = {
         "id": now.id, "name": now.name, "classes": now.classes, "steps": now.steps, "phase": now.phase,
         "step": now.step, "losses": [float(learner.tally.total), learner.tally.count], "optimizer": plain,
-        "groups": _groups(learner, trained), "methods": {},
+        "groups": settings, "methods": values,
     }  # fmt: skip
-    for name in _task_attributes(learner):
-        own, data["methods"][name] = _written(getattr(learner, name))
-        tensors |= _above(f"methods/{name}", own)
     return tensors, data
 
 
@@ -265,11 +260,15 @@ def _go_on(learner: Any, saved: Mapping[str, Tensor], data: Mapping[str, Any]) -
     learner.begin(data["id"], classes=classes, steps=data["steps"], name=data["name"], again=again)
     load_weights(learner.model, learner.optimizer, saved)
     now, tensors, trained = learner.now, below("now", saved), trained_parameters(learner)
-    of_method = {name: p for name, p in trained.items() if name.startswith(OF_METHOD)}
-    load_named(of_method, below("own", tensors))
+    own, of_method = below("own", tensors), {name for name in trained if name.startswith(OF_METHOD)}
+    if own.keys() != of_method:
+        raise ValueError(f"the method trains {sorted(of_method)} beside the model, the file has {sorted(own)}")
+    for name, tensor in own.items():
+        trained[name].detach().copy_(tensor)
     learner.optimizer.set_masks(*(_masks(learner, below(kind, tensors)) for kind in ("active", "trainable")))
     Moments(trained, learner.optimizer).load_state(below("optimizer", tensors), data["optimizer"])
-    _set_groups(learner, trained, data["groups"])
+    for name, group in _groups(learner, trained).items():
+        group.update(data["groups"].get(name, {}))
     now.phase, now.step, now.generators = data["phase"], data["step"], {}
     for purpose, state in below("generator", tensors).items():
         learner.generator(purpose).set_state(state)
@@ -288,15 +287,6 @@ def trained_parameters(learner: Any) -> dict[str, nn.Parameter]:
     for own in call_hooks(learner, "own_parameters"):
         found |= {f"{OF_METHOD}{name}": parameter for name, parameter in own.items()}
     return found
-
-
-@torch.no_grad()
-def load_named(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Values for tensors by name, all of them and no others."""
-    if own.keys() != saved.keys():
-        raise ValueError(f"the method trains {sorted(own)} beside the model, the file has {sorted(saved)}")
-    for name, tensor in own.items():
-        tensor.copy_(saved[name])
 
 
 def _task_attributes(learner: Any) -> list[str]:
@@ -353,22 +343,20 @@ def _masks(learner: Any, packed: Mapping[str, Tensor]) -> Masks | None:
 
 
 def _groups(learner: Any, trained: Mapping[str, nn.Parameter]) -> dict[str, dict[str, Any]]:
-    """The settings of every group, such as a rate that a scheduler has changed, by its first parameter."""
-    names = {id(parameter): name for name, parameter in trained.items()}
-    named = [(names.get(id(g["params"][0])), g) for g in learner.optimizer.param_groups if g["params"]]
-    return {n: {k: v for k, v in g.items() if isinstance(v, PLAIN)} for n, g in named if n is not None}
-
-
-def _set_groups(learner: Any, trained: Mapping[str, nn.Parameter], saved: Mapping[str, dict[str, Any]]) -> None:
-    firsts = {id(trained[name]): settings for name, settings in saved.items() if name in trained}
-    for group in learner.optimizer.param_groups:
-        if group["params"]:
-            group.update(firsts.get(id(group["params"][0]), {}))
+    """Every group of the optimiser by the name of its first parameter."""
+    firsts = {g["params"][0]: g for g in learner.optimizer.param_groups if g["params"]}
+    return {name: firsts[parameter] for name, parameter in trained.items() if parameter in firsts}
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with "prefix/", without it."""
     return {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+
+
+def _together(states: Mapping[str, State]) -> State:
+    """Several states by name as one."""
+    tensors = {f"{name}/{key}": tensor for name, (own, _) in states.items() for key, tensor in own.items()}
+    return tensors, {name: data for name, (_, data) in states.items()}
 
 
 def _above(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,22 +6,21 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, WeakSet, ref
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from powerprop.continual import saving
+from powerprop.continual import ownership, saving
 from powerprop.continual.combine import call_hooks, check_combination, having
 from powerprop.continual.data import Missing, Source, derived_seed, drawing_from, join_rows, number_of, to_device
 from powerprop.continual.freezing import SharedFreezer
-from powerprop.continual.layers import AsTask
-from powerprop.continual.objective import Classification, Model, Objective, as_objective
+from powerprop.continual.history import Learned, Now, Rehearsal, TaskId, next_task, place_of
+from powerprop.continual.objective import Called, Classification, Model, Objective, as_objective
+from powerprop.continual.ownership import OptimizerFactory
 from powerprop.continual.task import Task
 from powerprop.eval_mode import evaluating
 from powerprop.files import content_of
@@ -30,23 +29,17 @@ from powerprop.select import Where
 from powerprop.training import LossTally, NonFiniteError, Rates
 
 __all__ = [
-    "Learned", "Naive", "Now", "OptimizerFactory", "Progress", "Rehearsal", "Stateful", "Strategy", "TaskId",
-    "check_least", "refuse_alpha",
+    "KINDS", "Naive", "OptimizerFactory", "Progress", "Rehearsal", "Stateful", "Strategy", "TaskId",
+    "check_among", "check_between", "check_least", "refuse_alpha",
 ]  # fmt: skip
 
-TaskId = int | str
-"""What a user calls a task."""
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-"""Makes the base optimiser: `lambda params: torch.optim.SGD(params, lr=0.1)`."""
 Progress = Callable[[str, int, float], None]
 """Hears the phase of the work, its step and the mean loss since it last heard."""
+KINDS: dict[str, type[Strategy]] = {}
+"""All methods by name, those from outside too; the names of those here cannot be taken."""
 HEARD_EVERY = 100
 LEAST_WEIGHT = 1e-6
 """Of the loss, for the task in hand; less is rounding."""
-
-_TAKEN: WeakSet[Optimizer] = WeakSet()
-_OWNERS: WeakKeyDictionary[nn.Module, ref[Strategy]] = WeakKeyDictionary()
-_FORMER: WeakSet[Strategy] = WeakSet()
 
 
 class Stateful(Protocol):
@@ -55,61 +48,6 @@ class Stateful(Protocol):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None: ...
-
-
-class Learned(NamedTuple):
-    """What is remembered of a task: its name, the numbers of its classes in the stream if it has any, and what the user
-    calls it: by default its place in the order of learning."""
-
-    name: str
-    classes: tuple[int, ...] | None
-    id: TaskId
-
-
-class Rehearsal(NamedTuple):
-    """A batch to train on beside the current one, and its weight in the loss; the current batch has what is left of 1.
-
-    task: that of the batch; or a tensor with the task of each example, if the objective `mixes_tasks`.
-    loss: of (model, batch, task); by default the objective's.
-    """
-
-    batch: Any
-    task: int | Tensor
-    weight: float
-    loss: Callable[[Any, Any, Any], Tensor] | None = None
-
-
-@dataclass
-class Now:
-    """Where a task that is being learned stands; every hook can see it."""
-
-    task: int
-    id: TaskId
-    name: str
-    classes: tuple[int, ...] | None
-    steps: int | None
-    """How many steps the phase will have, if that is known."""
-    phase: str = "training"
-    step: int = 0
-    """Steps of the phase that are done."""
-    batch: Any = None
-    """What the current step is about, if the loop says so."""
-    batches: list[Any] = field(default_factory=list)
-    """Those whose gradients have come together for the step in hand."""
-    rehearsals: list[Rehearsal] | None = None
-    """What the step in hand rehearses, as soon as it is drawn."""
-    generators: dict[str, torch.Generator] = field(default_factory=dict)
-
-    def forget_batches(self) -> None:
-        """The next step begins."""
-        self.batch, self.batches, self.rehearsals = None, [], None
-
-    @property
-    def done(self) -> float:
-        """The fraction of the phase that is done."""
-        if self.steps is None:
-            raise ValueError(f"task {self.task}: how many steps there will be is not known; say begin(…, steps=…)")
-        return self.step / self.steps
 
 
 class Strategy:
@@ -121,7 +59,7 @@ class Strategy:
         learner.end(loader)
 
     Random numbers are drawn from (seed, task, purpose), so that a learner that was saved after a task and loaded goes
-    on bit for bit.
+    on bit for bit. The arguments of a method are attributes of the same names, by which a saved learner is made again.
 
     model: called as model(x), or as model(x, task) if it has heads or takes the task.
     optimizer: makes the base optimiser from a list of parameters; or an optimiser of the model, which this learner
@@ -171,8 +109,8 @@ class Strategy:
         clip: float | None = None,
     ) -> None:
         check_least(steps=(steps, 1), batch_size=(batch_size, 1), seed=(seed, 0))
-        if clip is not None and not clip > 0:
-            raise ValueError(f"clip must be a positive norm, got {clip}")
+        if clip is not None:
+            check_between(clip=(clip, 0, math.inf))
         if carry and having(type(self), "starts anew"):
             raise ValueError(f"the optimiser of {type(self).__name__} starts every task anew: expected carry=False")
         if heads is not None:
@@ -180,7 +118,7 @@ class Strategy:
         self._model, self.steps, self.batch_size, self.seed = model, steps, batch_size, seed
         self.heads, self.takes_task, self.schedule, self.clip, self.carry = heads, takes_task, schedule, clip, carry
         self.objective = as_objective(objective)
-        self.optimizer = _powerprop_of(model, optimizer, alpha, where, rate, self.default_rate)
+        self.optimizer = ownership.powerprop_of(model, optimizer, alpha, where, rate, self.default_rate)
         self.parts: dict[str, Stateful] = {"moments": saving.Moments(model, self.optimizer)} if carry else {}
         self.freezer: SharedFreezer | None = None
         self.tasks: list[Learned] = []
@@ -192,8 +130,12 @@ class Strategy:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         check_combination(cls)
+        abstract = any(getattr(each, "__isabstractmethod__", False) for each in vars(cls).values())
+        own = KINDS[cls.__name__].__module__.startswith("powerprop.") if cls.__name__ in KINDS else False
+        if not (abstract or own or hasattr(cls, "strategies")):  # those of `combine` take their options by part
+            KINDS[cls.__name__] = cls
 
-    # --- the loop: three calls ----------------------------------------------------------------------------------
+    # --- the loop: begin, steps, end ----------------------------------------------------------------------------
 
     def begin(
         self, task: TaskId | Task | None = None, *, classes: Sequence[int] | None = None, steps: int | None = None,
@@ -211,15 +153,12 @@ class Strategy:
         if self.now is not None:
             text = f"{self.now.name} is still being learned: call end() before the next begin(), or give_up()"
             raise RuntimeError(text)
-        self._claim()
+        ownership.claim(self, self._model)
         if self.freezer is not None:
             self.freezer.check_same()
-        now = _next_task(self.tasks, task, classes, steps, name, again)
+        now = next_task(self.tasks, task, classes, steps, name, again)
         if again and (once := having(type(self), "once")):
             raise ValueError(f"{now.name}: {once[0]} does not learn a task again: give what comes now an id of its own")
-        if again and now.classes != self.tasks[now.task].classes:
-            own = self.tasks[now.task].classes
-            raise ValueError(f"{now.name}: expected the classes {own} that it had before, got {now.classes}")
         self.add_heads(now.task + 1, f"{now.name}: ")
         if not again:
             self.objective.begin(now.task, now.classes)
@@ -262,8 +201,7 @@ class Strategy:
         weight = 1.0 - sum(each.weight for each in now.rehearsals)
         if weight < LEAST_WEIGHT:
             weights = [each.weight for each in now.rehearsals]
-            text = f"rehearsals have shares of {weights} of the loss"
-            raise ValueError(f"{text}, which leave none for the task in hand")
+            raise ValueError(f"rehearsals have weights of {weights} in the loss, which leave none for the task in hand")
         _scaled(loss if weight == 1.0 else weight * loss, scaler).backward()  # type: ignore[no-untyped-call]
         self.tally.add(loss)
 
@@ -277,8 +215,8 @@ class Strategy:
         self.after_backward()
         if terms := [each for each in call_hooks(self, "penalty") if each is not None]:
             torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
-        if self.clip is not None and (share := self.trained_share()) > 0:
-            self.optimizer.clip_grad_norm_(self.clip * math.sqrt(share), self._in_order())
+        if self.clip is not None and (moving := self._moving_fraction()) > 0:
+            self.optimizer.clip_grad_norm_(self.clip * math.sqrt(moving), self._in_order())
         if scaler is None:
             self.optimizer.step()
         else:
@@ -287,25 +225,29 @@ class Strategy:
         now.step += 1
         call_hooks(self, "after_step")
         now.forget_batches()
-        self.mean_loss = self.tally.take(now.step) if now.step % HEARD_EVERY == 0 else math.nan
 
     def _rehearse(self, now: Now, scaler: GradScaler | None) -> None:
         """Gradients of Σ weight·loss(rehearsal), one after the other; all batches of the step are one from now on."""
         first, now.batch = now.batch, _joined(now.batches)
         for batch, task, weight, of_its_own in now.rehearsals or ():
-            shown = now.batch if batch is first else batch
+            shown = to_device(now.batch if batch is first else batch, self.device)
             with self.viewing(task if isinstance(task, int) else None) as model:
                 objective: Any = of_its_own or self.objective.loss
-                loss = weight * objective(model, to_device(shown, self.device), task)
+                loss = weight * objective(model, shown, task)
             _check_finite(loss, now.step, scaler)
             _scaled(loss, scaler).backward()  # type: ignore[no-untyped-call]
+
+    def _moving_fraction(self) -> float:
+        """The fraction of the weights that the step trains; heads of other tasks are no part of it."""
+        own = [m for n, m in self.optimizer.masters.items() if self.head_of(n) in (None, self.current)]
+        moving = sum(m.trained_count() for m in own if m.param.grad is not None)
+        return moving / max(1, sum(m.param.numel() for m in own))
 
     def _in_order(self) -> list[nn.Parameter]:
         """All that is trained, by name: a learner that was loaded has met its parameters in another order, and a sum in
         another order is another one."""
-        names = {parameter: name for name, parameter in saving.trained_parameters(self).items()}
-        every = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return sorted(every, key=lambda p: names.get(p, ""))
+        trained = {p for group in self.optimizer.param_groups for p in group["params"]}
+        return [p for _, p in sorted(saving.trained_parameters(self).items()) if p in trained]
 
     def end(self, data: Any = None, validation: Any = None, progress: Progress | None = None) -> None:
         """End a task: from now on it is one of those learned.
@@ -316,7 +258,7 @@ class Strategy:
         """
         now = self._open("end")
         self.tally.mean(now.step)
-        source = data if isinstance(data, Source) else self.source(data)
+        source = self.source(data)
         validating = source if validation is None else self.source(validation)
         with self._drawing("layers at the end"):
             self.model.eval()
@@ -338,16 +280,16 @@ class Strategy:
 
         id, again: what it is called, and whether it was learned before, see `begin`.
         """
-        data, validation = (task.train(), task.validation()) if isinstance(task, Task) else (task, None)
-        if isinstance(task, Task) and id is None:
-            id = task.index
-        classes, name = (task.classes, task.name) if isinstance(task, Task) else (None, "")
+        data, validation, about = task, None, dict[str, Any]()
+        if isinstance(task, Task):
+            data, validation, about = task.train(), task.validation(), {"classes": task.classes, "name": task.name}
+            id = task.index if id is None else id
         source = self.source(data)
         before = saving.snapshot(self)
         steps = self.steps if epochs is None else epochs * source.per_epoch()
         try:
             with self._drawing("layers"):
-                self.begin(id, classes=classes, steps=steps, name=name, again=again)
+                self.begin(id, steps=steps, again=again, **about)
                 self.train(source, steps, progress)
                 self.end(source, validation if validation and len(validation.x) else None, progress)
         except BaseException as error:
@@ -355,12 +297,6 @@ class Strategy:
             if isinstance(error, NonFiniteError):
                 saving.put_back(self, before)
             raise
-
-    def give_up(self) -> None:
-        """Leave the task in hand without having learned it; the next `begin` is of the same task."""
-        self._set_rates("", 0.0)
-        self.now = None
-        self.model.eval()
 
     def train(self, source: Source, steps: int, progress: Progress | None = None, phase: str = "training") -> None:
         """Some steps with the batches of a source, at the rates of the learner's schedule."""
@@ -374,15 +310,26 @@ class Strategy:
                 loss = self.objective.loss(model, batch, now.task)
             self.step(loss, batch)
             if step % HEARD_EVERY == 0 or step == steps:
-                mean = self.tally.take(step) if math.isnan(self.mean_loss) else self.mean_loss
+                mean = self.tally.take(step)
                 if progress is not None:
                     progress(phase, step, mean)
         self._set_rates("", 0.0)
+
+    def give_up(self) -> None:
+        """Leave the task in hand without having learned it; the next `begin` is of the same task."""
+        self._set_rates("", 0.0)
+        self.now = None
+        self.model.eval()
 
     def _set_rates(self, phase: str, done: float) -> None:
         """The rates of the schedule; outside of a phase, those of the optimiser."""
         if self.schedule is not None:
             self._rates.scale(self.schedule(phase, done) if phase else 1.0)
+
+    def _open(self, what: str) -> Now:
+        if self.now is None:
+            raise RuntimeError(f"{what}() needs a task: call begin() first")
+        return self.now
 
     # --- the hooks ----------------------------------------------------------------------------------------------
 
@@ -412,6 +359,18 @@ class Strategy:
         """The network as a task sees it, for as long as the block lasts."""
         return nullcontext(self.bound(task))
 
+    def bound(self, task: int | None, model: nn.Module | None = None) -> Model:
+        """The model, or one like it, as a function of the inputs alone."""
+        one = model or self.model
+        return Called(one, lambda *inputs, **named: one(*inputs, task or 0, **named)) if self.sees_task else one
+
+    @property
+    def sees_task(self) -> bool:
+        """Whether the model is called with the task."""
+        return self.heads is not None or self.takes_task
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
     def predict(self, x: Any, task: TaskId | None = None) -> Any:
         """What the objective answers: for classification a `Prediction`; a task that is given is not questioned.
 
@@ -419,22 +378,35 @@ class Strategy:
         later is answered by the network as it is, which is what forward transfer measures, where outputs mean the same
         in all tasks.
         """
-        place = self.place_of(task)
+        place, x = self.place_of(task), to_device(x, self.device)
         if place is None and self.heads is not None:
             if not isinstance(self.objective, Classification):
                 kind = type(self.objective).__name__
                 raise ValueError(f"predict with {kind} needs the task: every task has an output layer of its own")
-            x = to_device(x, self.device)
             return self.objective.likeliest([self.logits(x, each) for each in self.ids])
         with self.viewing(place) as model, evaluating(self.model), torch.no_grad():
-            return self.objective.predict(model, to_device(x, self.device), place)
+            return self.objective.predict(model, x, place)
 
     def check_predict_options(self, **options: Any) -> None:
         """Further arguments that `predict` does not take are an error, before anything is trained."""
         if options:
             raise TypeError(f"{type(self).__name__}.predict takes the inputs and a task, got also {', '.join(options)}")
 
-    # --- tasks and their parameters -----------------------------------------------------------------------------
+    @torch.no_grad()
+    def logits(self, x: Any, task: TaskId) -> Any:
+        """The plain outputs of the network as a task sees it, in evaluation mode."""
+        place = self.place_of(task)
+        with self.viewing(place) as model, evaluating(self.model):
+            return Objective.predict(self.objective, model, to_device(x, self.device), place)
+
+    @torch.no_grad()
+    def score(self, data: Any, task: TaskId) -> float:
+        """How well the objective says that a task is done."""
+        place = self.place_of(task, known=False) or 0
+        with self.viewing(place) as model, evaluating(self.model):
+            return self.objective.score(model, self.source(data).in_order(), place)
+
+    # --- tasks and their heads ----------------------------------------------------------------------------------
 
     @property
     def current(self) -> int:
@@ -456,21 +428,8 @@ class Strategy:
 
         known: whether a task that comes later is an error where it cannot be answered for.
         """
-        ids = self.ids + ([self.now.id] if self.now is not None and self.now.task == len(self.tasks) else [])
-        if isinstance(task, bool) or not (task is None or isinstance(task, (int, str))):
-            raise TypeError(f"task must be the number or the name of a task, or None, got {task!r}")
-        if not ids or (task is None and not self.tasks):
-            if not known:
-                return 0
-            raise ValueError(f"task must be learned first: none is yet, got {task!r}")
-        if task is None or task in ids:
-            return None if task is None else ids.index(task)
-        counted = ids == list(range(len(ids)))
-        later = (self.heads is None and self.objective.shared_outputs) or not known
-        if counted and isinstance(task, int) and 0 <= task < (math.inf if later else len(ids)):
-            return task
-        which = f"in 0..{len(ids) - 1}" if counted else f"one of {', '.join(map(repr, ids))}"
-        raise ValueError(f"task must be {which} (the tasks learned so far), got {task!r}")
+        new = [] if task is None or self.now is None or self.now.task < len(self.tasks) else [self.now.id]
+        return place_of(self.ids + new, task, self.heads is None and self.objective.shared_outputs, known)
 
     def head_of(self, name: str) -> int | None:
         """The task whose head a parameter of this name is inside of; None for everything that is shared."""
@@ -508,50 +467,13 @@ class Strategy:
         moving = sum(m.trained_count() for m in own if m.param.grad is not None)
         return moving / max(1, sum(m.numel for m in own))
 
-    # --- one learner for every model ----------------------------------------------------------------------------
+    # --- what methods share -------------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
         """The network, as long as no other learner has begun to learn with it."""
-        if self in _FORMER:
-            owner = _OWNERS[self._model]()
-            kind = "another learner" if owner is None else f"another learner, {type(owner).__name__},"
-            raise RuntimeError(f"the model belongs to {kind} that began with it since: give each learner its own copy")
+        ownership.check_owner(self, self._model)
         return self._model
-
-    def _claim(self) -> None:
-        """From now on the model is this learner's; an earlier one lets it go, and neither learns nor answers."""
-        owner = _OWNERS[self.model]() if self.model in _OWNERS else None
-        if owner is not None and owner is not self:
-            owner.let_go()
-            _FORMER.add(owner)
-        _OWNERS[self._model] = ref(self)
-
-    def let_go(self) -> None:
-        """Another learner takes the model over: nothing of this one stays in it."""
-        self.now = None
-        if self.freezer is not None:
-            self.freezer.let_go()
-
-    def settle(self) -> None:
-        """This learner is a copy: what copies leave behind, such as hooks, is put in place again."""
-        self._claim()
-        _guard(self.optimizer)
-        if self.freezer is not None:
-            self.freezer.hold_again()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        """A learner of its own, with a model of its own."""
-        if self.now is not None:
-            raise RuntimeError(f"{self.now.name} is still being learned: a learner is copied after end()")
-        self.optimizer.frozen.restore()  # forward passes in training mode may have moved statistics
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        vars(made).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
-        made.settle()
-        return made
-
-    # --- what methods share -------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -566,31 +488,24 @@ class Strategy:
             made[purpose] = torch.Generator().manual_seed(derived_seed(self.seed, self.visits, number_of(purpose)))
         return made[purpose]
 
+    def _drawing(self, purpose: str) -> AbstractContextManager[None]:
+        """Layers that know torch's global generator only (dropout) draw from a seed of the task."""
+        return drawing_from(derived_seed(self.seed, self.visits, number_of(purpose)), self.device)
+
     def source(self, data: Any) -> Source:
         """Data as batches on the model's device; None is an error as soon as a method looks at it."""
+        if isinstance(data, Source):
+            return data
         if data is None:
             data = Missing(f"{type(self).__name__} looks at the data of a task when it ends: say end(loader)")
         return Source(data, self.batch_size, lambda: self.generator("batches"), self.device)
 
-    def bound(self, task: int | None) -> Model:
-        """The model as a function of the inputs alone."""
-        if self.heads is None and not self.takes_task:
-            return self.model
-        return AsTask(self.model, 0 if task is None else task)
-
-    @torch.no_grad()
-    def logits(self, x: Any, task: TaskId) -> Any:
-        """The plain outputs of the network as a task sees it, in evaluation mode."""
-        place = self.place_of(task)
-        with self.viewing(place) as model, evaluating(self.model):
-            return Objective.predict(self.objective, model, to_device(x, self.device), place)
-
-    @torch.no_grad()
-    def score(self, data: Any, task: TaskId) -> float:
-        """How well the objective says that a task is done."""
-        place = self.place_of(task, known=False) or 0
-        with self.viewing(place) as model, evaluating(self.model):
-            return self.objective.score(model, self.source(data).in_order(), place)
+    def shown_batch(self, why: str) -> Any:
+        """The batch of the step, for methods that look at it; why they do, if the loop does not say it."""
+        batch = self._open("step").batch
+        if batch is None:
+            raise ValueError(f"{type(self).__name__} {why}: say step(loss, batch)")
+        return batch
 
     def option(self, kind: type, name: str) -> Any:
         """An option of one of the strategies that are combined here, where another may have one of the same name."""
@@ -607,16 +522,31 @@ class Strategy:
             tensors += [t for module in saving.of_kind(self, nn.Module) for t in module.state_dict().values()]
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def _open(self, what: str) -> Now:
-        if self.now is None:
-            raise RuntimeError(f"{what}() needs a task: call begin() first")
-        return self.now
+    # --- copies, other learners, files --------------------------------------------------------------------------
 
-    def _drawing(self, purpose: str) -> AbstractContextManager[None]:
-        """Layers that know torch's global generator only (dropout) draw from a seed of the task."""
-        return drawing_from(derived_seed(self.seed, self.visits, number_of(purpose)), self.device)
+    def let_go(self) -> None:
+        """Another learner takes the model over: nothing of this one stays in it."""
+        self.now = None
+        if self.freezer is not None:
+            self.freezer.let_go()
 
-    # --- saving -------------------------------------------------------------------------------------------------
+    def settle(self) -> None:
+        """This learner is a copy: what copies leave behind, such as hooks, is put in place again."""
+        ownership.claim(self, self._model)
+        ownership.guard(self.optimizer)
+        if self.freezer is not None:
+            self.freezer.hold_again()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        """A learner of its own, with a model of its own."""
+        if self.now is not None:
+            raise RuntimeError(f"{self.now.name} is still being learned: a learner is copied after end()")
+        self.optimizer.frozen.restore()  # forward passes in training mode may have moved statistics
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        made.settle()
+        return made
 
     def save(self, path: str | Path) -> None:
         """One safetensors file with JSON in its header, written whole or not at all; no pickle.
@@ -633,16 +563,9 @@ class Strategy:
         """
         if self.now is not None:
             raise RuntimeError(f"{self.now.name} is still being learned: call end() before load(), or give_up()")
-        self._claim()
+        ownership.claim(self, self._model)
         with content_of(path, "a learner that this one can become"):
             saving.take_up(self, *saving.read_learner(path), given={})
-
-    def remember_tasks(self, tasks: Sequence[Sequence[Any]], records: Mapping[str, Any], visits: int) -> None:
-        """These are the tasks that were learned, and what was written down about them."""
-        self.tasks = [Learned(name, None if own is None else tuple(own), id) for name, own, id in tasks]
-        self.records, self.visits, self.now = dict(records), visits, None
-        for number, learned in enumerate(self.tasks):
-            self.objective.begin(number, learned.classes)
 
 
 class Naive(Strategy):
@@ -656,69 +579,27 @@ def check_least(**arguments: tuple[float, float]) -> None:
             raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
+def check_among(**arguments: tuple[object, Sequence[str]]) -> None:
+    """An error for the first argument that is none of the values it can have: `check_among(reuse=(reuse, REUSES))`."""
+    for name, (value, known) in arguments.items():
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def check_between(**arguments: tuple[float, float, float]) -> None:
+    """An error for the first argument outside of an open interval: `check_between(clip=(clip, 0, math.inf))`."""
+    for name, (value, low, high) in arguments.items():
+        if not low < value < high:
+            expected = "positive" if high == math.inf and low == 0 else f"between {low} and {high}"
+            raise ValueError(f"{name} must be {expected}, got {value}")
+
+
 def refuse_alpha(kind: type, optimizer: OptimizerFactory | Optimizer, alpha: float | None, reason: str) -> None:
     """An error for α > 1, as an argument or in a Powerprop."""
     masters = optimizer.masters.values() if isinstance(optimizer, Powerprop) else ()
     largest = max([alpha or 1.0, *(master.alpha for master in masters)])
     if largest > 1:
         raise ValueError(f"{kind.__name__} needs alpha = 1, got alpha = {largest:g}: {reason}")
-
-
-def _next_task(
-    learned: Sequence[Learned], task: TaskId | Task | None, classes: Sequence[int] | None, steps: int | None, name: str,
-    again: bool,
-) -> Now:  # fmt: skip
-    """The beginning of a task, from what `Strategy.begin` was given of it; its number is its place in the order."""
-    ids = [each.id for each in learned]
-    given = task.index if isinstance(task, Task) else task
-    free = next(number for number in range(len(ids), 2 * len(ids) + 1) if number not in ids)
-    found = free if given is None and not again else given
-    if isinstance(found, bool) or not isinstance(found, (int, str)) or (isinstance(found, int) and found < 0):
-        raise TypeError(f"a task is a number from 0 on, a name or a Task, got {found!r}")
-    name = task.name if isinstance(task, Task) else name or f"task {found}"
-    if (found in ids) != again:
-        known = f"{name}: {found!r} was learned already" if not again else f"{name}: {found!r} was not learned yet"
-        raise ValueError(f"{known} ({', '.join(map(repr, ids)) or 'nothing'} was): expected again={not again} for it")
-    classes = task.classes if isinstance(task, Task) else classes
-    own = None if classes is None else tuple(classes)
-    if again and own is None:
-        own = learned[ids.index(found)].classes
-    return Now(ids.index(found) if again else len(ids), found, name, own, steps)
-
-
-def _powerprop_of(
-    model: nn.Module, optimizer: OptimizerFactory | Optimizer, alpha: float | None, where: Where | None,
-    rate: Rate | None, default: Rate,
-) -> Powerprop:  # fmt: skip
-    """The optimiser of a learner, from what it was given."""
-    if isinstance(optimizer, Powerprop):
-        if not (alpha is None and where is None and rate is None):
-            text = f"alpha={alpha}, where={where}, rate={rate}"
-            raise TypeError(f"alpha, where and rate belong to the Powerprop that was given, got {text}")
-        made = optimizer
-    else:
-        base = optimizer if isinstance(optimizer, Optimizer) else optimizer(list(model.parameters()))
-        made = Powerprop(base, model, 1.0 if alpha is None else alpha, where, rate=rate or default)
-    if made.asks_for_closure:
-        raise TypeError(f"optimizer must step from one gradient, but {type(made.base).__name__} asks for a closure")
-    if made.sparsify is not None:
-        kind = type(made.sparsify).__name__
-        raise TypeError(f"a learner sets the masks of its optimiser itself, and cannot have {kind} beside it")
-    if made in _TAKEN or made.base in _TAKEN:
-        raise ValueError("this optimiser belongs to a learner already: make another for this one")
-    return _guard(made)
-
-
-def _guard(made: Powerprop) -> Powerprop:
-    """The optimiser of a learner, which nobody else steps from now on."""
-
-    def refuse_unless_stepping(*_: Any) -> None:
-        if not made.stepping:
-            raise RuntimeError("this optimiser belongs to a learner: call learner.step(loss)")
-
-    _TAKEN.update((made, made.base))
-    made.base.register_step_pre_hook(refuse_unless_stepping)
-    return made
 
 
 def _check_finite(loss: Tensor, step: int, scaler: GradScaler | None) -> None:

@@ -109,11 +109,10 @@ def make_task(
     if validation is None:
         parts["train"], parts["validation"] = _held_back(name, parts["train"], seed)
     splits = Splits(parts["train"], parts["validation"], parts.get("test", parts["validation"]))
-    return Task(index, name, numbers, splits, _as_it_is)
+    return Task(index, name, numbers, splits, lambda part: part)
 
 
 def _part(name: str, key: str, x: Tensor, y: Tensor) -> Part:
-    """Inputs and targets of one part, or an error that says what is wrong with them."""
     if len(x) != len(y):
         raise ValueError(f"task {name!r}: {key}: expected as many labels as inputs, got {len(x)} and {len(y)}")
     if not len(x):
@@ -139,15 +138,11 @@ def _numbers(name: str, parts: Mapping[str, Part], classes: Sequence[int] | None
     if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
         raise ValueError(f"task {name!r}: classes must be different numbers from 0 on, got {numbers}")
     for key, part in parts.items():
-        _check_range(name, key, part.y, numbers)
+        low, high = (int(end) for end in torch.aminmax(part.y))
+        if low < 0 or high >= len(numbers):
+            expected = f"0..{len(numbers) - 1} (classes={numbers})"
+            raise ValueError(f"task {name!r}: labels of {key} must be {expected}, got {low}..{high}")
     return numbers
-
-
-def _check_range(name: str, key: str, y: Tensor, classes: tuple[int, ...]) -> None:
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= len(classes):
-        expected = f"0..{len(classes) - 1} (classes={classes})"
-        raise ValueError(f"task {name!r}: labels of {key} must be {expected}, got {low}..{high}")
 
 
 def _held_back(name: str, part: Part, seed: int) -> tuple[Part, Part]:
@@ -160,10 +155,6 @@ def _held_back(name: str, part: Part, seed: int) -> tuple[Part, Part]:
     held[order[: max(1, count // 10)]] = True
     rest, tenth = (Part(*(each[rows.to(each.device)] for each in part)) for rows in (~held, held))
     return rest, tenth
-
-
-def _as_it_is(part: Part) -> Part:
-    return part
 
 
 def check_scenario(scenario: str) -> None:

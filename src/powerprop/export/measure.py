@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from powerprop.export import sparse_layers
+from powerprop import kernel
 from powerprop.export.dead_units import remove_dead_units
 from powerprop.export.exported import MARGIN, Choice, Exported, Plan
 from powerprop.export.graph import Call, UntraceableError, fold_batch_norms, inference_copy, same, trace
-from powerprop.export.sparse_layers import SparseLinear, matrix
+from powerprop.export.lower import DenseLinear, layer_program, lower
+from powerprop.export.operations import matrix
 from powerprop.mask_entries import count
 
 __all__ = ["Candidate", "as_graph", "best_times", "choose", "sparse"]
@@ -85,14 +86,32 @@ class Candidate:
 
     def build(self, layers: Collection[str], plan: Plan) -> Exported:
         """A copy in which these layers compute sparsely."""
-        result, many = copy.deepcopy(self.network), self.call.batch() > 1
+        result = copy.deepcopy(self.network)
         if self.traced:
             assert isinstance(result, fx.GraphModule)
-            sparse_layers.lower(result, layers, many)
+            lower(result, layers, self.call.inputs(self.dense))
         else:
-            for name in layers:
-                result.set_submodule(name, sparse_layers.sparse_layer(result.get_submodule(name), many))
+            for name, (layer, x) in self.called().items():
+                if name in layers and (program := layer_program(layer, x)) is not None:
+                    result.set_submodule(name, program)
         return Exported(result, plan, self.arguments)
+
+    def called(self) -> dict[str, tuple[nn.Module, Tensor]]:
+        """The layers with a sparse form that the example calls, with their first inputs."""
+        found: dict[str, tuple[nn.Module, Tensor]] = {}
+
+        def note(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+            if len(args) == 1 and isinstance(args[0], Tensor):
+                found.setdefault(name, (layer, args[0]))
+
+        able = {n: m for n, m in self.network.named_modules() if matrix(m) is not None}
+        handles = [m.register_forward_pre_hook(partial(note, n)) for n, m in able.items()]
+        try:
+            self.inputs(self.network)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
 
     def check(self, mine: nn.Module) -> None:
         """A network must agree with the model for the example, and for half of it if the model takes that."""
@@ -119,7 +138,7 @@ def as_graph(dense: nn.Module, call: Call) -> Candidate:
 
 def _fastest(candidate: Candidate, margin: float) -> Exported:
     """Measure every layer, then the networks that they make, and take the fastest."""
-    choices = _measured(candidate, margin)
+    choices = [_choice(n, *found, candidate.traced, margin) for n, found in candidate.called().items()]
     plan = Plan("dense", candidate.traced, candidate.call.batch(), torch.get_num_threads(), margin)
     networks = {"dense": Exported(candidate.dense, plan)}
     if candidate.traced:
@@ -167,52 +186,22 @@ def _followed(candidate: Candidate, plan: Plan) -> Exported:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measured(candidate: Candidate, margin: float) -> list[Choice]:
-    """The faster form of every layer that has a sparse one and that the example calls, at its first input."""
-    found: dict[str, tuple[nn.Module, Tensor]] = {}
-
-    def note(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        if len(args) == 1 and isinstance(args[0], Tensor):
-            found.setdefault(name, (layer, args[0]))
-
-    able = {n: m for n, m in candidate.network.named_modules() if matrix(m) is not None}
-    handles = [m.register_forward_pre_hook(partial(note, n)) for n, m in able.items()]
-    try:
-        candidate.inputs(candidate.network)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [_choice(name, *found[name], candidate.traced, margin) for name in found]
-
-
 def _choice(name: str, layer: nn.Module, x: Tensor, traced: bool, margin: float) -> Choice:
-    """The rule for one layer."""
+    """The rule for one layer at its first input."""
     weight = matrix(layer)
     assert weight is not None
     zero = 1 - count(weight != 0) / max(1, weight.numel())
     if zero < SPARSE_ENOUGH:
         return Choice(name, "dense", zero, reason=f"less than {SPARSE_ENOUGH:.0%} is zero")
-    try:
-        other = sparse_layers.sparse_layer(layer, many=x.dim() > 1 and len(x) > 1)
-        calls: dict[str, Callable[[], object]] = {"dense": partial(layer, x), "sparse": partial(other, x)}
-        if traced and x.dim() == 2 and isinstance(other, SparseLinear):
-            calls = _in_a_graph(layer, other, x)
-        calls["sparse"]()
-    except RuntimeError as error:
-        return Choice(name, "dense", zero, reason=f"no sparse product here: {str(error).splitlines()[0]}")
+    program = layer_program(layer, x)
+    if program is None or kernel.library() is None:
+        return Choice(name, "dense", zero, reason=f"no sparse product here: {kernel.backend() if program else layer}")
+    calls = {"dense": partial(layer, x), "sparse": partial(program, x)}
+    if traced and x.dim() == 2 and type(layer) is nn.Linear:
+        turned = DenseLinear(layer)
+        calls["dense"] = partial(torch.addmm, turned.bias, x, turned.turned)
     times = best_times(calls, x.device)
     return Choice(name, choose(times["dense"], times["sparse"], margin), zero, times["dense"], times["sparse"])
-
-
-def _in_a_graph(layer: nn.Module, other: SparseLinear, x: Tensor) -> dict[str, Callable[[], object]]:
-    """Calls of a linear layer as they run there, without their modules; rows stay views, as between sparse layers."""
-    parts = other.weight, other.bias, other.stacked
-    dense = partial(layer, x)
-    if type(layer) is nn.Linear:
-        turned = sparse_layers.DenseLinear(layer)
-        dense = partial(torch.addmm, turned.bias, x, turned.turned)
-    columns, product, rows = sparse_layers.columns, sparse_layers.product, sparse_layers.rows
-    return {"dense": dense, "sparse": lambda: rows(product(*parts, columns(x, other.used)))}
 
 
 def best_times(

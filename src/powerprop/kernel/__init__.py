@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["backend", "is_plain", "kth_smallest", "library", "loaded", "trim", "update"]
 
 _NAME = "libpowerprop.kernel.so"  # on every system; its dot keeps Python from taking it for a module
-_SOURCES = ("kernel.c", "sparse.c")
+_SOURCES = ("kernel.c", "sparse.c", "conv.c", "infer.c", "lanes.h")
 _PLAIN_KEYS = _dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
 _ROW = struct.Struct("6q6d")
 _BYTES, _AT, _LONG, _INT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -42,7 +42,9 @@ _CALLS: tuple[tuple[str, list[Any], Any], ...] = (
     ("sparse_conv", [*2 * [_BYTES], *4 * [_AT], *4 * [_LONG], _INT], None),
     ("sparse_conv_backward", [*3 * [_BYTES], *5 * [_AT], *6 * [_LONG], _INT], None),
     ("sparse_above", [_AT, _LONG, ctypes.c_float, _AT], _LONG),
+    ("infer", [_BYTES, _LONG, _AT, _AT, _LONG, _BYTES, _BYTES, _LONG, _LONG, _INT], None),
     ("trim", [], None),
+    ("conv_forward", [_AT, _AT, _AT, _AT, *[_LONG] * 2, _AT, _LONG, _AT, *[_LONG] * 4, _INT, _INT], None),
     ("sparse_transpose", [_BYTES, _BYTES, _LONG, _LONG, _LONG, _AT, _AT, _AT], _INT),
 )
 
@@ -151,11 +153,15 @@ def _row(move: Move) -> bytes | None:
     target, before, alpha, active, trainable, theta, shrink, decay, rate, limit = move
     if not (is_plain(target) and is_plain(before) and _lie_alike(target, before)):
         return None
-    factor = 1.0 if shrink == 1.0 else _shrink_of_weight(shrink, alpha)
+    if isinstance(shrink, Tensor):
+        if shrink.numel() != 1 or not is_plain(shrink, shrink.dtype):
+            return None  # only another device knows it
+        shrink = float(shrink)
+    factor = math.copysign(abs(shrink) ** alpha, shrink)
     found = 0.0 if rate is None and alpha != 1 else float(rate or 1)
     out, start, new, size = target.data_ptr(), before.data_ptr(), 0, target.numel()
     graph = target.requires_grad or before.requires_grad
-    if factor is None or _overlap(out, start, size):
+    if _overlap(out, start, size):
         return None
     if theta is not None:
         if not (is_plain(theta) and _lie_alike(target, theta)):
@@ -202,15 +208,6 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _shrink_of_weight(shrink: float | Tensor, alpha: float) -> float | None:
-    """What is left of w where `shrink` is left of φ; None if only another device knows it."""
-    if isinstance(shrink, Tensor):
-        if shrink.numel() != 1 or not is_plain(shrink, shrink.dtype):
-            return None
-        shrink = float(shrink)
-    return math.copysign(abs(shrink) ** alpha, shrink)
 
 
 def _overlap(first: int, second: int, size: int) -> bool:

@@ -31,6 +31,9 @@ INLINE float between(float low, float x, float high) {
     return number(i > bits_of(high) ? bits_of(high) : i);
 }
 
+/* Negative for a number (without its sign) that is not at most the limit, NaN included */
+INLINE int32_t beyond(float limit, float x) { return bits_of(limit) - (bits_of(x) & INT32_MAX); }
+
 /* Σ cᵢxⁱ */
 INLINE float polynomial(const float *c, int count, float x) {
     float y = c[count - 1];
@@ -48,6 +51,7 @@ typedef struct {
 typedef struct {
     double alpha;
     float near, wild;   /* |r| up to the first is a series, beyond the second double precision */
+    float scale, limit, steep; /* 1/ρ, the largest s² that counts, and a little less than the |w| that has it */
     float growth[SHORT]; /* ((1 + r)^α - 1) / r in powers of r */
     Power first, second; /* |w|^(1-2/α) and |1 + r|^(α-1) */
 } Rule;
@@ -73,7 +77,8 @@ static void fit_power(Power *p, double exponent) {
 
 /* Beyond α = 5, |1 + r|^(α-1) is no polynomial of so few terms: all that is far is taken for wild. */
 static Rule rule_of(double alpha) {
-    Rule c = {alpha, alpha > 5 ? (float)(0.75 / alpha) : 0.25f, alpha > 5 ? 0 : 0x1p20f, {0}, {0}, {0}};
+    Rule c = {.alpha = alpha, .near = alpha > 5 ? (float)(0.75 / alpha) : 0.25f, .wild = alpha > 5 ? 0 : 0x1p20f};
+    if (alpha == 1 || alpha == 2) return c; /* no powers */
     fit(growth_of, alpha, -c.near, c.near, c.growth, SHORT);
     fit_power(&c.first, 1 - 2 / alpha);
     fit_power(&c.second, alpha - 1);
@@ -119,36 +124,39 @@ INLINE void mend(const Rule *c, const float *w, const float *move, const float *
     }
 }
 
-/* A move divided by ρ; where the slope s² is above its limit, as if it were the limit. Unmatched, it stays as it is. */
-typedef struct {
-    float scale, limit; /* 1/ρ and the largest s² */
-} Rate;
-INLINE float matched(const Rate *rate, float square, float move) {
-    float share = rate->limit / (square < TINY ? TINY : square);
-    return move * rate->scale * (share < 1 ? share : 1);
+/* A move divided by ρ; where the slope s² may be above its limit, as if it were the limit. Unmatched, it stays as it is. */
+INLINE float divided(const Rule *c, int limited, float square, float move) {
+    float share = limited ? c->limit / (square < TINY ? TINY : square) : 1;
+    return move * c->scale * (share < 1 ? share : 1);
 }
 
 /* Nearly all lanes are near 0 in r: a series added to w is exact where the move is zero. The few others come after. */
-INLINE void follow(const Rule *c, const Rate *rate, const float *restrict w, float *restrict move, float *restrict x) {
+INLINE void follow(const Rule *c, int limited, const float *restrict w, float *restrict move, float *restrict x) {
     float r[BLOCK], alpha = (float)c->alpha;
-    int far = 0;
+    int32_t far = 0;
     EACH {
         float size = between(TINY, fabsf(w[i]), 0x1p125f), root = alpha * power(&c->first, size);
-        move[i] = matched(rate, alpha * root * size, move[i]);
+        move[i] = divided(c, limited, alpha * root * size, move[i]);
         r[i] = root * with_sign_of(w[i], only(-(w[i] != 0), move[i]));
         x[i] = w[i] + w[i] * (r[i] * polynomial(c->growth, SHORT, r[i]));
-        far |= !(fabsf(r[i]) <= c->near);
+        far |= beyond(c->near, r[i]);
     }
-    if (far) mend(c, w, move, r, x);
+    if (far < 0) mend(c, w, move, r, x);
 }
 
 /* α = 2: no power at all */
-INLINE void follow_square(const Rate *rate, const float *restrict w, const float *restrict move, float *restrict x) {
+INLINE void follow_square(const Rule *c, int limited, const float *restrict w, const float *restrict move, float *restrict x) {
+    float r[BLOCK];
+    int32_t far = 0;
     EACH {
-        float size = between(TINY, fabsf(w[i]), INFINITY), push = matched(rate, 4 * size, move[i]);
-        float r = 2 * with_sign_of(w[i], only(-(w[i] != 0), push)), y = 1 + r;
-        float near = w[i] + w[i] * (r * (r + 2)), far = with_sign_of(w[i], size) * y * fabsf(y);
-        x[i] = either(-(fabsf(r) <= 0.25f), near, far + (w[i] - w[i]));
+        float push = divided(c, limited, 4 * fabsf(w[i]), move[i]);
+        r[i] = 2 * with_sign_of(w[i], only(-(w[i] != 0), push));
+        x[i] = w[i] + w[i] * (r[i] * (r[i] + 2));
+        far |= beyond(c->near, r[i]);
+    }
+    if (far < 0) EACH {
+        float y = 1 + r[i], there = with_sign_of(w[i], between(TINY, fabsf(w[i]), INFINITY)) * y * fabsf(y);
+        x[i] = either(-(fabsf(r[i]) <= c->near), x[i], there + (w[i] - w[i]));
     }
 }
 
@@ -190,11 +198,12 @@ INLINE void read_block(const Move *m, Block *b, int plain) {
 /* A block; `kind` and `plain` are constants. */
 INLINE void update(const Move *m, const Rule *c, int kind, int plain) {
     Block b;
-    Rate rate = {(float)(1 / m->rate), (float)m->limit};
     float shrink = (float)m->shrink;
+    int32_t limited = 0;
     read_block(m, &b, plain);
-    if (kind == OTHER) follow(c, &rate, b.w, b.move, b.x);
-    if (kind == SQUARE) follow_square(&rate, b.w, b.move, b.x);
+    EACH limited |= beyond(c->steep, b.w[i]);
+    if (kind == OTHER) limited < 0 ? follow(c, 1, b.w, b.move, b.x) : follow(c, 0, b.w, b.move, b.x);
+    if (kind == SQUARE) limited < 0 ? follow_square(c, 1, b.w, b.move, b.x) : follow_square(c, 0, b.w, b.move, b.x);
     if (plain) {
         EACH m->target[i] = normal(shrink * b.x[i]);
         return;
@@ -323,8 +332,11 @@ void powerprop_update(const Move *moves, int64_t count, int threads) {
     Rule c = {.alpha = 0};
     for (int64_t i = 0; i < count; i++) {
         Move m = moves[i];
-        if (m.alpha != c.alpha && m.alpha != 1 && m.alpha != 2) c = rule_of(m.alpha);
+        if (m.alpha != c.alpha) c = rule_of(m.alpha);
         if (m.rate == 0) find_rate(&m, &c, threads);
+        c.scale = (float)(1 / m.rate), c.limit = (float)m.limit, c.steep = 0x1p125f;
+        if (m.alpha > 1 && m.limit < INFINITY) /* s² = α²|w|^(2-2/α) */
+            c.steep = (float)fmin(0.9999 * pow(m.limit / (m.alpha * m.alpha), 0.5 / (1 - 1 / m.alpha)), c.steep);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && m.size > length)
         for (int64_t at = 0; at < m.size; at += length)
             stretch(&m, &c, at, at + length < m.size ? at + length : m.size);

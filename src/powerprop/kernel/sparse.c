@@ -5,21 +5,12 @@
    one thread, so that sums have one order whatever the number of threads. Vectors of 16 floats are split by the compiler
    where registers are narrower. `sparse/pattern.py` and `sparse/products.py` check whatever arrives here. */
 
-#include <stdint.h>
-#include <string.h>
+#include "lanes.h"
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
-#define INLINE static inline __attribute__((always_inline))
-#ifdef POWERPROP_CLONES /* CMakeLists.txt has tried it */
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
 
-enum { LANES = 16, TILE = 4 };
-typedef float Lanes __attribute__((vector_size(64), aligned(4)));
-typedef int32_t Bits __attribute__((vector_size(64), aligned(4)));
+enum { TILE = 4 };
 typedef float Half __attribute__((vector_size(32), aligned(4)));
 typedef float Quarter __attribute__((vector_size(16), aligned(4)));
 
@@ -29,8 +20,6 @@ typedef float Quarter __attribute__((vector_size(16), aligned(4)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (__attribute__((vector_size(16))) int32_t){__VA_ARGS__})
 #endif
 
-INLINE Lanes load(const float *p) { Lanes v; memcpy(&v, p, sizeof v); return v; }
-INLINE void store(float *p, Lanes v) { memcpy(p, &v, sizeof v); }
 INLINE Quarter folded(Lanes v) {
     Half h[2];
     Quarter q[2];
@@ -68,7 +57,7 @@ INLINE void forward_tile(Rows p, const float *v, const float *x, float *y, const
             for (int r = 0; r < wide; r++) sums[r] += w * load(row + LANES * r);
         }
         for (int r = 0; r < wide; r++) {
-            if (relu) sums[r] = (Lanes)((Bits)sums[r] & ~(Bits)(sums[r] < 0)); /* NaN stays */
+            if (relu) sums[r] = positive(sums[r]);
             store(y + i * by.out + LANES * r, sums[r]);
         }
     }

@@ -72,13 +72,8 @@ def _sensitivity(optimizer: Powerprop) -> dict[str, Tensor]:
             )
         scores[name] = (grad * optimizer.masters[name].param).abs()
     if not any(score.any() for score in scores.values()):
-        raise ValueError(_nothing_to_rank(optimizer))
+        zero = ", ".join(repr(n) for n, m in optimizer.masters.items() if not m.param.any())
+        reason = f"{zero} hold zeros alone, which no gradient passes" if zero else "no gradient arrives"
+        text = "SNIP's scores |w · ∂L/∂w| are all 0, so that no weight is better than another"
+        raise ValueError(f"{text}: {reason}")
     return scores
-
-
-def _nothing_to_rank(optimizer: Powerprop) -> str:
-    zero = [n for n, m in optimizer.masters.items() if not m.param.any()]
-    reason = (
-        f"{', '.join(map(repr, zero))} hold zeros alone, which no gradient passes" if zero else "no gradient arrives"
-    )
-    return f"SNIP's scores |w · ∂L/∂w| are all 0, so that no weight is better than another: {reason}"

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from powerprop.eval_mode import evaluating
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
-from powerprop.sparsify.pattern import fill, pattern_of
+from powerprop.recalibrate import Batch, run_batch
+from powerprop.sparsify.pattern import check_rankable, fill, pattern_of
 
 __all__ = ["CRITERIA", "prune_by_inputs", "sparsegpt", "wanda"]
 
@@ -58,13 +59,26 @@ def sparsegpt(weight: Tensor, gram: Tensor, keep: int, pattern: str | None = Non
     """
     weight, width = weight.clone(), weight.shape[1]
     factor, silent = _inverse_factor(gram)
+    scale = factor.diagonal().masked_fill(silent, torch.inf)
     m = pattern_of(pattern)[1] if pattern is not None else 1
     step = max(m, COLUMNS // m * m)
     mask = torch.zeros_like(weight, dtype=torch.bool)
     for start in range(0, width, step):
         end = min(start + step, width)
-        share = keep * end // width - keep * start // width
-        _surgery(weight, mask, factor, silent, start, end, share, pattern)
+        if pattern is None:
+            score = (weight[:, start:end] / scale[start:end]).square().flatten()
+            first = torch.zeros_like(score, dtype=torch.bool)
+            first[_first(score, keep * end // width - keep * start // width)] = True
+            mask[:, start:end] = first.view(len(weight), -1)
+        errors = weight.new_zeros(len(weight), end - start)
+        for j in range(start, end):
+            if pattern is not None and j % m == 0:  # a group is chosen when those before it have had their say
+                score = (weight[:, j : j + m] / scale[j : j + m]).square()
+                mask[:, j : j + m] = fill(torch.zeros_like(score, dtype=torch.bool), score, pattern)
+            errors[:, j - start] = weight[:, j].masked_fill(mask[:, j], 0) / factor[j, j]
+            weight[:, j:end] -= errors[:, j - start, None] * factor[j, j:end]
+            weight[:, j].masked_fill_(~mask[:, j], 0)
+        weight[:, end:] -= errors @ factor[start:end, end:]
     return mask, weight
 
 
@@ -78,31 +92,9 @@ def _inverse_factor(gram: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.cholesky(inverse, upper=True), silent
 
 
-def _surgery(
-    weight: Tensor, mask: Tensor, factor: Tensor, silent: Tensor, start: int, end: int, keep: int, pattern: str | None
-) -> None:
-    """Choose among the columns from `start` to `end`, and make up for what goes by the columns on their right."""
-    scale = factor.diagonal().masked_fill(silent, torch.inf)
-    m = pattern_of(pattern)[1] if pattern is not None else 0
-    if pattern is None:
-        score = (weight[:, start:end] / scale[start:end]).square().flatten()
-        chosen = torch.zeros_like(score, dtype=torch.bool).index_fill_(0, _first(score, keep), True)
-        mask[:, start:end] = chosen.view(len(weight), -1)
-    errors = weight.new_zeros(len(weight), end - start)
-    for j in range(start, end):
-        if pattern is not None and j % m == 0:  # a group is chosen when those before it have had their say
-            score = (weight[:, j : j + m] / scale[j : j + m]).square()
-            mask[:, j : j + m] = fill(torch.zeros_like(score, dtype=torch.bool), score, pattern)
-        errors[:, j - start] = weight[:, j].masked_fill(mask[:, j], 0) / factor[j, j]
-        weight[:, j:end] -= errors[:, j - start, None] * factor[j, j:end]
-        weight[:, j].masked_fill_(~mask[:, j], 0)
-    weight[:, end:] -= errors @ factor[start:end, end:]
-
-
 def _first(score: Tensor, k: int) -> Tensor:
     """The places of the k highest; among equals the first."""
-    if bool((score != score).any()):
-        raise FloatingPointError("scores must be finite numbers to rank them, got NaN")
+    check_rankable(score)
     return score.argsort(descending=True, stable=True)[:k]
 
 
@@ -181,7 +173,7 @@ class _Enough(Exception):  # noqa: N818 (no error: the rest of a forward pass is
 
 @torch.no_grad()
 def prune_by_inputs(
-    model: nn.Module, kept: Masks, criterion: str, data: Iterable[Any], pattern: str | None = None
+    model: nn.Module, kept: Masks, criterion: str, data: Iterable[Batch], pattern: str | None = None
 ) -> Masks:
     """Prune every layer to as many weights as `kept` has there, by what its inputs are in the model as pruned so far.
 
@@ -206,7 +198,7 @@ def prune_by_inputs(
     return Masks(masks)
 
 
-def _first_pass(model: nn.Module, layers: Mapping[str, _Layer], batches: Sequence[Any]) -> list[Counter[str]]:
+def _first_pass(model: nn.Module, layers: Mapping[str, _Layer], batches: Sequence[Batch]) -> list[Counter[str]]:
     """How often each batch calls each layer, in order; what cannot be measured is found out here."""
     calls: list[Counter[str]] = []
 
@@ -218,7 +210,7 @@ def _first_pass(model: nn.Module, layers: Mapping[str, _Layer], batches: Sequenc
     with _listening(layers.values(), see):
         for batch in batches:
             calls.append(Counter())
-            _forward(model, batch)
+            run_batch(model, batch)
     if unseen := [name for name in layers if not any(name in each for each in calls)]:
         raise ValueError(
             f"the batches never call the layer of {', '.join(map(repr, unseen))} (or its inputs cannot be seen there); "
@@ -228,12 +220,9 @@ def _first_pass(model: nn.Module, layers: Mapping[str, _Layer], batches: Sequenc
 
 
 def _sums(
-    model: nn.Module,
-    layers: Sequence[_Layer],
-    batches: Sequence[Any],
-    calls: Sequence[Counter[str]],
+    model: nn.Module, layers: Sequence[_Layer], batches: Sequence[Batch], calls: Sequence[Counter[str]],
     measure: Statistic,
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     """The statistic of these layers' inputs, summed over all batches; a pass ends where the last of them was called."""
     sums: dict[str, Tensor] = {}
     left = 0
@@ -251,7 +240,7 @@ def _sums(
             left = sum(called[layer.name] for layer in layers)
             if left:
                 with suppress(_Enough):
-                    _forward(model, batch)
+                    run_batch(model, batch)
     return sums
 
 
@@ -271,19 +260,3 @@ def _listening(layers: Iterable[_Layer], hear: Callable[[str, Tensor], None]) ->
             for module in layer.modules:
                 stack.enter_context(module.register_forward_pre_hook(hook(layer.name), with_kwargs=True))
         yield
-
-
-def _forward(model: nn.Module, batch: Any) -> None:
-    """A batch as loaders give it: inputs, (inputs, labels, …), or keywords."""
-    device = next(model.parameters()).device
-    if isinstance(batch, Mapping):
-        model(**{name: _to(value, device) for name, value in batch.items()})
-        return
-    inputs = batch if isinstance(batch, Tensor) else batch[0]
-    if not isinstance(inputs, Tensor):
-        raise TypeError(f"a batch must be a tensor, begin with one or map keywords to them, got {type(batch).__name__}")
-    model(inputs.to(device))
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

@@ -68,9 +68,7 @@ class DSR(SET):
 
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """The weights lost in all layers, shared out by the number of survivors."""
-        lost = super().spread(optimizer, survivors)
-        weight = {n: float(count(s)) for n, s in survivors.items()}
-        return self.within_groups(optimizer, lost, weight, survivors)
+        return self.within_groups(optimizer, {n: float(count(s)) for n, s in survivors.items()}, survivors)
 
 
 def _reaching(master: WeightState, height: float) -> Tensor:

@@ -52,7 +52,9 @@ class SET(Method):
         super().__post_init__()
         self.interval = step_count(self.interval, "interval")
         self.last = step_of(self.stop, self.steps, "stop")
-        self.rate = self.fraction if callable(self.fraction) else self.schedule(_checked(self.fraction))
+        if not callable(self.fraction) and not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be in (0, 1], got {self.fraction!r}")
+        self.rate = self.fraction if callable(self.fraction) else self.schedule(float(self.fraction))
 
     def attach(self, optimizer: Powerprop) -> None:
         """Warn if the masks never move; then as every method."""
@@ -72,26 +74,22 @@ class SET(Method):
 
     def drop(self, masters: Mapping[str, WeightState]) -> dict[str, Tensor]:
         """Masks of the survivors: all but the smallest fraction of each layer."""
-        return {n: self._largest(m) for n, m in masters.items()}
-
-    def _largest(self, master: WeightState) -> Tensor:
-        mask = active(master)
-        kept = count(mask)
-        return top_among(master.weight.detach(), mask, kept - int(kept * self.rate(self.step)))
+        found = {}
+        for name, master in masters.items():
+            kept = count(mask := active(master))
+            found[name] = top_among(master.weight.detach(), mask, kept - int(kept * self.rate(self.step)))
+        return found
 
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """How many weights to grow in each layer: as many as it lost."""
-        return {n: _lost(optimizer.masters[n], mask) for n, mask in survivors.items()}
+        return {n: count(active(optimizer.masters[n])) - count(mask) for n, mask in survivors.items()}
 
     def within_groups(
-        self,
-        optimizer: Powerprop,
-        lost: Mapping[str, int],
-        weights: Mapping[str, float],
-        survivors: Mapping[str, Tensor],
+        self, optimizer: Powerprop, weights: Mapping[str, float], survivors: Mapping[str, Tensor]
     ) -> dict[str, int]:
         """Share out each group's lost weights among its own layers, so that the group's count stays exact."""
         counts: dict[str, int] = {}
+        lost = SET.spread(self, optimizer, survivors)
         for group in self.groups or []:
             names = [n for n in group if n in survivors]
             room = {n: optimizer.masters[n].numel - count(survivors[n]) for n in names}
@@ -107,12 +105,6 @@ class SET(Method):
         pattern = optimizer.masters[name].pattern
         assert pattern is not None
         return (self.random(torch.empty(end - start, pattern.shape[1]), -1.0) for start, end in pattern.row_blocks())
-
-    def refill(self, kept: Tensor, against: Tensor, wanted: int, old: Tensor) -> Tensor:
-        """The survivors and that many others; under a pattern each group gets back what it lost."""
-        if self.pattern is None or count(old) == old.numel():
-            return kept | top_among(against, ~kept, wanted)
-        return fill(kept, against.abs(), self.pattern)
 
     # --- the mask update ------------------------------------------------------------------------------------------
 
@@ -149,18 +141,23 @@ class SET(Method):
         for move in moves:
             move()
 
-    def _move(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> Callable[[], None]:
+    def _move(self, optimizer: Powerprop, name: str, kept: Tensor, wanted: int) -> Callable[[], None]:
         """What settles a layer's new mask and the values of its grown weights, unless these are zero."""
-        master = optimizer.masters[name]
-        if master.pattern is not None:
-            return self._move_in_place(optimizer, name, kept, count)
-        old = active(master)
-        against = self.growth(optimizer, name)
+        master, layout = optimizer.masters[name], optimizer.compute
+        if master.pattern is not None:  # where the active weights alone are held
+            assert layout is not None
+            moved = layout.choose(name, kept, _refusing_nan(name, self.growth_in_rows(optimizer, name)), wanted)
+            values = 0.0 if master.alpha == 1 else _grown_values(master, active(master), ~moved.stays, moved.against)
+            return partial(layout.regrow, name, moved, values)
+        old, against = active(master), self.growth(optimizer, name)
         refuse_nan(name, against, "gradients")
-        new = self.refill(kept, against, count, old)
-        grown = new & ~old
+        if self.pattern is None or count(old) == old.numel():
+            new = kept | top_among(against, ~kept, wanted)
+        else:  # each group gets back what it lost
+            new = fill(kept, against.abs(), self.pattern)
         if master.alpha == 1:
             return partial(set_mask, optimizer, name, new)
+        grown = new & ~old
         values = _grown_values(master, old, old & ~new, against.flatten().index_select(0, places(grown)))
 
         def settle() -> None:
@@ -169,21 +166,12 @@ class SET(Method):
 
         return settle
 
-    def _move_in_place(self, optimizer: Powerprop, name: str, kept: Tensor, count: int) -> Callable[[], None]:
-        """The same where the active weights alone are held."""
-        master, layout = optimizer.masters[name], optimizer.compute
-        assert layout is not None
-        moved = layout.choose(name, kept, self._refusing_nan(name, self.growth_in_rows(optimizer, name)), count)
-        if master.alpha == 1:
-            return partial(layout.regrow, name, moved, 0.0)
-        values = _grown_values(master, active(master), ~moved.stays, moved.against)
-        return partial(layout.regrow, name, moved, values)
 
-    def _refusing_nan(self, name: str, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
-        for block in blocks:
-            if block.sum().isnan():  # a sum is fast, and NaN goes through it
-                refuse_nan(name, torch.cat([block, *blocks]), "gradients")
-            yield block
+def _refusing_nan(name: str, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
+    for block in blocks:
+        if block.sum().isnan():  # a sum is fast, and NaN goes through it
+            refuse_nan(name, torch.cat([block, *blocks]), "gradients")
+        yield block
 
 
 @dataclass(eq=False)
@@ -286,9 +274,8 @@ class SNFS(SET):
 
     def spread(self, optimizer: Powerprop, survivors: Mapping[str, Tensor]) -> dict[str, int]:
         """The weights lost in all layers, shared out by mean |momentum|."""
-        lost = super().spread(optimizer, survivors)
         weight = {n: _mean_size(self.momentum(optimizer, n), active(optimizer.masters[n])) for n in survivors}
-        return self.within_groups(optimizer, lost, weight, survivors)
+        return self.within_groups(optimizer, weight, survivors)
 
     def growth(self, optimizer: Powerprop, name: str) -> Tensor:
         """Where the momentum is largest, downhill."""
@@ -296,10 +283,8 @@ class SNFS(SET):
 
     def state_dict(self) -> dict[str, Any]:
         """Without averages of weights that have a momentum by now."""
-        if self.optimizer is not None:
-            masters = self.optimizer.masters
-            used = [n for n in self.average if base_momentum(self.optimizer, masters[n]) is None]
-            self.average = {n: self.average[n] for n in used}
+        if (own := self.optimizer) is not None:
+            self.average = {n: t for n, t in self.average.items() if base_momentum(own, own.masters[n]) is None}
         return super().state_dict()
 
 
@@ -310,33 +295,19 @@ def base_momentum(optimizer: Powerprop, master: WeightState) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def grown_size(master: WeightState, old: Tensor, lost: Tensor) -> float:
-    """The mean magnitude of the lost weights; else the smallest of the layer; else that of a fresh layer."""
+def _grown_values(master: WeightState, old: Tensor, lost: Tensor, against: Tensor) -> Tensor:
+    """Grown weights have the mean magnitude of the lost ones (else the smallest of the layer; else that of a fresh
+    layer), and run downhill."""
     weight = master.weight.detach()
-    found = _mean_size(weight, lost)
-    if found == 0:
+    size = _mean_size(weight, lost)
+    if size == 0:
         alive = weight.flatten().index_select(0, places(old & (weight != 0)))
         inputs = weight[0].numel() if master.pattern is None else master.pattern.shape[1]
-        found = float(alive.abs().min()) if alive.numel() else max(1, inputs) ** -0.5
-    return found
-
-
-def _grown_values(master: WeightState, old: Tensor, lost: Tensor, against: Tensor) -> Tensor:
-    """Grown weights have the size of the lost ones, and run downhill."""
+        size = float(alive.abs().min()) if alive.numel() else max(1, inputs) ** -0.5
     wide = torch.promote_types(against.dtype, torch.float32)  # half precision would round a small size to zero
-    return torch.full_like(against, grown_size(master, old, lost), dtype=wide).copysign_(-against)
+    return torch.full_like(against, size, dtype=wide).copysign_(-against)
 
 
 def _mean_size(values: Tensor, mask: Tensor) -> float:
     chosen = values.flatten().index_select(0, places(mask))
     return float(chosen.abs().mean()) if chosen.numel() else 0.0
-
-
-def _lost(master: WeightState, survivors: Tensor) -> int:
-    return count(active(master)) - count(survivors)
-
-
-def _checked(fraction: float) -> float:
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
-    return float(fraction)

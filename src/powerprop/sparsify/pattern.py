@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from powerprop.allocate import Layers, overrides
+from powerprop.mask_entries import count
 
-__all__ = ["check_pattern", "convolutions", "fill", "pattern_masks", "pattern_of", "sparsity_of"]
+__all__ = ["check_pattern", "check_rankable", "convolutions", "fill", "pattern_masks", "pattern_of", "sparsity_of"]
 
 
 def pattern_of(pattern: str) -> tuple[int, int]:
@@ -78,12 +79,17 @@ def fill(kept: Tensor, score: Tensor, pattern: str) -> Tensor:
     """
     n, m = pattern_of(pattern)
     rank = _groups(score.detach(), m)
-    if bool((rank != rank).any()):
-        raise FloatingPointError("scores must be finite numbers to rank them, got NaN")
+    check_rankable(rank)
     wide = rank.float() if rank.dtype in (torch.float16, torch.bfloat16) else rank
     ranked = wide.masked_fill(_groups(kept, m), float("inf")).argsort(dim=-1, descending=True, stable=True)
     mask = torch.zeros_like(rank, dtype=torch.bool).scatter_(-1, ranked[..., :n], True)
     return mask.flatten(-2).movedim(-1, 1)
+
+
+def check_rankable(scores: Tensor) -> None:
+    """An error for scores that cannot be ranked."""
+    if nans := count(scores != scores):  # isnan is slower
+        raise FloatingPointError(f"scores must be finite numbers to rank them, got {nans} NaN")
 
 
 def _groups(tensor: Tensor, m: int) -> Tensor:

@@ -18,7 +18,7 @@ from powerprop.mask_entries import above, count, places
 from powerprop.masks import Masks
 from powerprop.select import Where, select
 from powerprop.sparsify.calibrated import CRITERIA, prune_by_inputs
-from powerprop.sparsify.pattern import check_pattern, convolutions, pattern_masks, sparsity_of
+from powerprop.sparsify.pattern import check_pattern, check_rankable, convolutions, pattern_masks, sparsity_of
 
 __all__ = ["magnitude_masks", "prune", "sparsity", "top_k", "top_k_masks", "warn_of_empty_layers"]
 
@@ -33,8 +33,7 @@ def top_k(score: Tensor, k: int) -> Tensor:
     threshold = _kth_smallest(flat, flat.numel() - k - 1)  # the largest of those that go
     mask = above(flat, threshold)
     if missing := k - count(mask):
-        if nans := count(flat != flat):  # isnan is slower
-            raise FloatingPointError(f"scores must be finite numbers to rank them, got {nans} NaN")
+        check_rankable(flat)
         mask[places(flat == threshold)[:missing]] = True
     return mask.view(score.shape)
 
@@ -95,13 +94,9 @@ def _global(scores: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
 
 
 def magnitude_masks(
-    model: nn.Module,
-    sparsity: float,
-    distribution: str = "uniform",
-    layers: Layers | None = None,
-    where: Where | None = None,
-    pattern: str | None = None,
-) -> Masks:
+    model: nn.Module, sparsity: float, distribution: str = "uniform", layers: Layers | None = None,
+    where: Where | None = None, pattern: str | None = None,
+) -> Masks:  # fmt: skip
     """The masks that `prune` would apply: TopK(|θ|), nothing changed yet."""
     weights = select(model, where)
     if shapeless := [n for n, p in weights.items() if isinstance(p, UninitializedParameter)]:
@@ -114,15 +109,10 @@ def magnitude_masks(
 
 
 def prune(
-    model: nn.Module,
-    sparsity: float | None = None,
-    distribution: str = "uniform",
-    layers: Layers | None = None,
-    where: Where | None = None,
-    pattern: str | None = None,
-    criterion: str = "magnitude",
+    model: nn.Module, sparsity: float | None = None, distribution: str = "uniform", layers: Layers | None = None,
+    where: Where | None = None, pattern: str | None = None, criterion: str = "magnitude",
     data: Iterable[Any] | None = None,
-) -> Masks:
+) -> Masks:  # fmt: skip
     """One-shot pruning by magnitude (paper, section 3): θ ← θ ⊙ TopK(|θ|), in place; returns the masks.
 
     Whatever is refused (a wrong argument, a weight that is NaN, nothing chosen) leaves the model as it was.
@@ -138,7 +128,11 @@ def prune(
     data: for these two, a finite number of batches: inputs, (inputs, labels, …) or mappings of keywords, as Hugging
         Face's. Every position counts, padding too.
     """
-    _check_criterion(criterion, data)
+    if criterion != "magnitude" and criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of magnitude, {', '.join(CRITERIA)}, got {criterion!r}")
+    if (criterion in CRITERIA) != (data is not None):
+        wants = "needs batches of data" if criterion in CRITERIA else "looks at no data"
+        raise ValueError(f"criterion={criterion!r} {wants}, got data={data!r}")
     if (sparsity is None) == (pattern is None):
         raise ValueError(f"prune needs a sparsity or a pattern, one of them, got {sparsity!r} and {pattern!r}")
     if sparsity is None:
@@ -149,15 +143,6 @@ def prune(
         return prune_by_inputs(model, masks, criterion, data, pattern)
     masks.apply(model)
     return masks
-
-
-def _check_criterion(criterion: str, data: object) -> None:
-    """A known one, with data if it looks at any."""
-    if criterion != "magnitude" and criterion not in CRITERIA:
-        raise ValueError(f"criterion must be one of magnitude, {', '.join(CRITERIA)}, got {criterion!r}")
-    if (criterion in CRITERIA) != (data is not None):
-        wants = "needs batches of data" if criterion in CRITERIA else "looks at no data"
-        raise ValueError(f"criterion={criterion!r} {wants}, got data={data!r}")
 
 
 class Sparsity(dict[str, float]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -117,17 +116,12 @@ class TopKAST(Method):
         for master in optimizer.masters.values():
             master.sync()
         sizes = {n: m.theta().abs() for n, m in optimizer.masters.items()}
-        forward, backward = self.top(sizes), self._backward(sizes)
-        for name, master in optimizer.masters.items():
-            self._set(optimizer, name, master, forward[name], backward[name] | forward[name])
-
-    def _set(self, optimizer: Powerprop, name: str, master: WeightState, used: Tensor, trained: Tensor) -> None:
-        everything = count(trained) == trained.numel()
-        if master.trainable is not None or not everything:
-            optimizer.reset_state(name, ~trained if master.trainable is None else trained ^ master.trainable)
-        master.set_masks(used, None if everything else trained, keep=True)
-
-    def _backward(self, sizes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         limit = self.backward_sparsity
         layers = {n: rule if callable(rule) else min(rule, limit) for n, rule in (self.layers or {}).items()}
-        return top_k_masks(sizes, limit, self.distribution, layers)
+        forward, backward = self.top(sizes), top_k_masks(sizes, limit, self.distribution, layers)
+        for name, master in optimizer.masters.items():
+            trained = backward[name] | forward[name]
+            everything = count(trained) == trained.numel()
+            if master.trainable is not None or not everything:
+                optimizer.reset_state(name, ~trained if master.trainable is None else trained ^ master.trainable)
+            master.set_masks(forward[name], None if everything else trained, keep=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import multiprocessing
 import os
 import tarfile
@@ -18,19 +17,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from powerprop.files import write_atomically
+from powerprop.files import FileError, read_tensors, write_atomically, write_tensors
 from powerprop_paper.data.pictures import MAX_BYTES, centre_crop, random_resized_crop, read_picture, standardise
-from powerprop_paper.data.sources import cache_dir, damaged, not_found, roots
+from powerprop_paper.data.sources import cache_dir, damaged, located, roots
 from powerprop_paper.train.distributed import ALONE, Ranks
 
 SUFFIXES = ("jpg", "jpeg", "png")
-FORMAT = "powerprop-shards-2"
+FORMAT = "powerprop-shards-3"
 MAX_LABEL = 2**31
 MAX_LABEL_BYTES = 32
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -83,14 +82,6 @@ class Folder:
         return self.paths[row]
 
 
-class Entry(NamedTuple):
-    """Where a picture lies in its tar file, and its class."""
-
-    offset: int
-    size: int
-    label: int
-
-
 class Shards:
     """The pictures of several tar files, in their order.
 
@@ -103,8 +94,8 @@ class Shards:
         self.paths = [str(path) for path in paths]
         entries = [_indexed(path) for path in paths]
         self.blocks = [len(part) for part in entries]
-        self.labels = torch.tensor([entry.label for part in entries for entry in part])
-        self.offsets = torch.tensor([entry[:2] for part in entries for entry in part])
+        self.offsets, self.labels = torch.cat(entries).tensor_split([2], dim=1)
+        self.labels = self.labels.flatten()
         self.shards = torch.repeat_interleave(torch.tensor(self.blocks))
 
     def __len__(self) -> int:
@@ -126,33 +117,21 @@ class Shards:
         return f"the picture at byte {int(self.offsets[row, 0]):,} of {self.paths[int(self.shards[row])]}"
 
 
-def _indexed(path: Path) -> list[Entry]:
-    """The file's entries, from the cache if it was read before and has not changed since."""
+def _indexed(path: Path) -> Tensor:
+    """What `read_index` finds, from the cache if the file was read before and has not changed since."""
     stat = path.stat()
     name = f"{FORMAT}-{path.resolve()}-{stat.st_size}-{stat.st_mtime_ns}"
-    cached = cache_dir() / "shards" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
-    found = _cached(cached)
-    if found is None:
-        found = read_index(path)
-        content = json.dumps(found).encode()
-        with suppress(OSError):  # without a cache the headers are read again next time
-            write_atomically(cached, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    cached = cache_dir() / "shards" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.safetensors"
+    with suppress(OSError, FileError):  # there is none yet, or it is damaged
+        return read_tensors(cached, FORMAT)[0]["entries"]
+    found = read_index(path)
+    with suppress(OSError):  # without a cache the headers are read again next time
+        write_tensors(cached, FORMAT, {"entries": found})
     return found
 
 
-def _cached(cached: Path) -> list[Entry] | None:
-    """The entries that were saved; None if there are none or the file is damaged, and they have to be read again."""
-    try:
-        checksum, _, content = cached.read_bytes().partition(b"\n")
-    except OSError:
-        return None
-    if hashlib.sha256(content).hexdigest().encode() != checksum:
-        return None
-    return [Entry(*entry) for entry in json.loads(content)]
-
-
-def read_index(path: Path) -> list[Entry]:
-    """Read the headers and the labels; pictures are skipped over."""
+def read_index(path: Path) -> Tensor:
+    """Where every picture lies (offset and size), and its label: a row each. Headers and labels alone are read."""
     pictures: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
@@ -169,7 +148,7 @@ def read_index(path: Path) -> list[Entry]:
         raise damaged(path, f"{missing[0]!r} has no {'label' if missing[0] in pictures else 'picture'} beside it")
     if not pictures:
         raise damaged(path, f"it holds no picture (<key>.{'|'.join(SUFFIXES)} beside <key>.cls)")
-    return [Entry(*place, labels[key]) for key, place in pictures.items()]
+    return torch.tensor([(*place, labels[key]) for key, place in pictures.items()])
 
 
 def _picture_size(member: tarfile.TarInfo, path: Path) -> int:
@@ -204,21 +183,19 @@ def find_pictures(name: str, root: str | Path | None = None) -> tuple[Pictures, 
     name: of the folder, e.g. "imagenet".
     root: the only place to look; by default $POWERPROP_DATA and the user's cache.
     """
-    places = [place / name for place in roots(root)]
-    for place in places:
-        found = [_open_split(place, split) for split in ("train", "val")]
-        if found[0] is not None and found[1] is not None:
-            _check_classes(place, found[0], found[1])
-            return found[0], found[1]
     layout = f"{name}/train/<class>/*.JPEG and {name}/val/<class>/*.JPEG, or {name}/train-*.tar and {name}/val-*.tar"
-    raise not_found(name, map(str, places), f"put {layout} into a folder and point $POWERPROP_DATA at it.")
+    place = located(
+        name, [place / name for place in roots(root)],
+        lambda place: [each for each in ("train", "val") if not _tars(place, each) and not (place / each).is_dir()],
+        None, Path(), f"put {layout} into a folder and point $POWERPROP_DATA at it.",
+    )  # fmt: skip
+    found = [Shards(tars) if (tars := _tars(place, each)) else Folder(place / each) for each in ("train", "val")]
+    _check_classes(place, *found)
+    return found[0], found[1]
 
 
-def _open_split(place: Path, split: str) -> Pictures | None:
-    tars = sorted(place.glob(f"{split}*.tar")) or sorted((place / split).glob("*.tar"))
-    if tars:
-        return Shards(tars)
-    return Folder(place / split) if (place / split).is_dir() else None
+def _tars(place: Path, split: str) -> list[Path]:
+    return sorted(place.glob(f"{split}*.tar")) or sorted((place / split).glob("*.tar"))
 
 
 def _check_classes(place: Path, train: Pictures, val: Pictures) -> None:

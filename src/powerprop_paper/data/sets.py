@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,7 +42,7 @@ from powerprop_paper.data.sources import (
     download_root,
     fetch,
     file_digest,
-    not_found,
+    located,
     read_checked,
     roots,
 )
@@ -51,37 +52,26 @@ from powerprop_paper.data.sources import (
 
 def load_idx(source: IdxSource, root: str | Path | None = None, download: bool = True) -> Images:
     """The set from the first folder that has all four files, else from its mirrors."""
-    paths = locate(source, root, download_files if download else None)
-    arrays = [read_idx(path, file) for path, file in zip(paths, source.files, strict=True)]
-    x, y, test_x, test_y = (torch.from_numpy(array) for array in arrays)
+    x, y, test_x, test_y = map(torch.from_numpy, idx_arrays(source, root, download_files if download else None))
     return Images(source.name, x.unsqueeze(1), y.long(), test_x.unsqueeze(1), test_y.long(), source.class_names)
 
 
-def locate(
+def idx_arrays(
     source: IdxSource, root: str | Path | None, download: Callable[[IdxSource, Path], list[str]] | None
-) -> list[Path]:
-    """The paths of the source's files in the first folder that has all of them, or after their download.
+) -> list[Bytes]:
+    """The arrays of the source's files, from the first folder that has all of them, or after their download.
 
     Folders are those under the roots and, unless one root was asked for, those that the machine has installed.
     """
-    folders = [place / source.folder for place in roots(root)]
+    folders, target = [place / source.folder for place in roots(root)], download_root(root) / source.folder
     if root is None:
         folders += [Path(source.system_folder)] if source.system_folder else []
         folders += wheel_folder(source.wheel, source.files[0].name) if source.wheel else []
-    looked: list[str] = []
-    for folder in folders:
-        found = {file.name: find(folder, file.name) for file in source.files}
-        if missing := [name for name, path in found.items() if path is None]:
-            looked.append(f"{folder} (missing: {', '.join(missing)})")
-        else:
-            return [path for path in found.values() if path]
-    target = download_root(root) / source.folder
-    if download:
-        failures = download(source, target)
-        if not failures:
-            return [path for file in source.files if (path := find(target, file.name))]
-        looked += failures
-    raise not_found(source.name, looked, source.advice.format(folder=target))
+    folder = located(
+        source.name, folders, lambda place: [file.name for file in source.files if not find(place, file.name)],
+        partial(download, source) if download else None, target, source.advice.format(folder=target),
+    )  # fmt: skip
+    return [read_idx(path, file) for file in source.files if (path := find(folder, file.name))]
 
 
 def wheel_folder(package: str, name: str) -> list[Path]:
@@ -152,8 +142,7 @@ BLOCK_ROWS = 512
 
 def load_notmnist(source: IdxSource, root: str | Path | None = None, download: bool = True) -> Images:
     """The set with a fixed tenth for testing: there is no official split. Of near-duplicates see `split_rows`."""
-    images_path, labels_path = locate(source, root, unpack_letters if download else None)
-    x, y = read_idx(images_path, source.files[0]), read_idx(labels_path, source.files[1])
+    x, y = idx_arrays(source, root, unpack_letters if download else None)
     train, test = split_rows(has_near_duplicate(x))
     images, labels = torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y).long()
     note = f"{source.name}: own split, {len(train):,} training and {len(test):,} test images; there is no official one"
@@ -283,31 +272,29 @@ def read_batch(path: Path, expected_md5: str) -> dict[str, Any]:
 
 def load_cifar(source: CifarSource, root: str | Path | None = None, download: bool = True) -> Images:
     """The set from the first root that has its files (or the known part of them), else from where it is published."""
-    looked: list[str] = []
-    for place in roots(root):
-        missing = [name for name in source.md5 if not (place / source.folder / name).is_file()]
-        if not missing:
-            return _images(source, place / source.folder, *_train(source, place / source.folder))
-        if source.partial and set(missing) == set(source.train) and (place / source.partial).is_file():
-            return _images(source, place / source.folder, *_partial_train(source, place / source.partial))
-        looked.append(f"{place / source.folder} (missing: {', '.join(missing)})")
-    if download:
-        folder = download_root(root) / source.folder
-        failures = _download(source, folder)
-        if not failures:
-            return _images(source, folder, *_train(source, folder))
-        looked += failures
-    raise not_found(source.name, looked, f"unpack {source.archive} into {download_root(root)}.")
+
+    def missing(folder: Path) -> list[str]:
+        names = [name for name in source.md5 if not (folder / name).is_file()]
+        has_part = source.partial and (folder.parent / source.partial).is_file()
+        return [] if has_part and names == list(source.train) else names
+
+    folder = located(
+        source.name, [place / source.folder for place in roots(root)], missing,
+        partial(_download, source) if download else None, download_root(root) / source.folder,
+        f"unpack {source.archive} into {download_root(root)}.",
+    )  # fmt: skip
+    if not all((folder / name).is_file() for name in source.train):
+        x, y, note = _partial_train(source, folder.parent / source.partial)
+    else:
+        xs, ys = zip(*(_rows(source, folder, name) for name in source.train), strict=True)
+        x, y, note = torch.cat(xs), torch.cat(ys), ""
+    names = read_batch(folder / source.meta, source.md5[source.meta])[source.names_key]
+    return Images(source.name, x, y, *_rows(source, folder, source.test), tuple(n.decode() for n in names), note)
 
 
 def _rows(source: CifarSource, folder: Path, name: str) -> tuple[Tensor, Tensor]:
     batch = read_batch(folder / name, source.md5[name])
     return torch.from_numpy(batch["data"]).view(-1, 3, 32, 32), torch.tensor(batch[source.label_key])
-
-
-def _train(source: CifarSource, folder: Path) -> tuple[Tensor, Tensor, str]:
-    xs, ys = zip(*(_rows(source, folder, name) for name in source.train), strict=True)
-    return torch.cat(xs), torch.cat(ys), ""
 
 
 def _partial_train(source: CifarSource, path: Path) -> tuple[Tensor, Tensor, str]:
@@ -332,12 +319,6 @@ def _partial_array(source: CifarSource, path: Path, name: str, row_bytes: int) -
         raise corrupt(path, f"its array {name!r} cannot be read ({error})") from error
 
 
-def _images(source: CifarSource, folder: Path, train_x: Tensor, train_y: Tensor, note: str) -> Images:
-    test_x, test_y = _rows(source, folder, source.test)
-    names = read_batch(folder / source.meta, source.md5[source.meta])[source.names_key]
-    return Images(source.name, train_x, train_y, test_x, test_y, tuple(name.decode() for name in names), note)
-
-
 def _download(source: CifarSource, folder: Path) -> list[str]:
     archive = folder.parent / source.archive.rsplit("/", 1)[1]
     failures = fetch([source.archive], archive, source.archive_sha256)
@@ -356,19 +337,13 @@ def _download(source: CifarSource, folder: Path) -> list[str]:
 
 def load_tiny(source: FolderSource, root: str | Path | None = None, download: bool = True) -> Images:
     """The set from the first root that has its folder, else from the published archive; `val` is its test set."""
-    folders = [place / source.folder for place in roots(root)]
-    for folder in folders:
-        if folder.is_dir():
-            return read_folder(source, folder)
-    looked = [str(folder) for folder in folders]
-    if download:
-        target = download_root(root) / source.folder
-        failures = unpack_classes(source, target)
-        if not failures:
-            return read_folder(source, target)
-        looked += failures
-    advice = f"put {source.archive} into {download_root(root)} and load again; its classes are taken out of it."
-    raise not_found(source.name, looked, advice)
+    folder = located(
+        source.name, [place / source.folder for place in roots(root)],
+        lambda place: [split for split in ("train", "val") if not (place / split).is_dir()],
+        partial(unpack_classes, source) if download else None, download_root(root) / source.folder,
+        f"put {source.archive} into {download_root(root)} and load again; its classes are taken out of it.",
+    )  # fmt: skip
+    return read_folder(source, folder)
 
 
 def read_folder(source: FolderSource, folder: Path) -> Images:

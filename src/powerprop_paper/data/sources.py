@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -182,22 +182,15 @@ TINY_IMAGENET_10 = FolderSource(
     name="tiny-imagenet-10",
     folder="tiny-imagenet-10",
     classes={
-        "n01443537": "goldfish",
-        "n02002724": "black stork",
-        "n02231487": "walking stick",
-        "n02669723": "academic gown",
-        "n02909870": "bucket",
-        "n03255030": "dumbbell",
-        "n03770439": "miniskirt",
-        "n04070727": "refrigerator",
-        "n04398044": "teapot",
-        "n07615774": "ice lolly",
+        "n01443537": "goldfish", "n02002724": "black stork", "n02231487": "walking stick", "n02669723": "academic gown",
+        "n02909870": "bucket", "n03255030": "dumbbell", "n03770439": "miniskirt", "n04070727": "refrigerator",
+        "n04398044": "teapot", "n07615774": "ice lolly",
     },
     sha256="14f88c26bb8ee276e3c06a2e1d910a6ddccfd7f579d5be21e228ee942191ea06",
     archive="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     archive_sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
     note="tiny-imagenet-10: 10 of the 200 classes of Tiny ImageNet, 64x64; its accuracies say nothing about ImageNet's",
-)
+)  # fmt: skip
 
 
 # Files.
@@ -277,10 +270,26 @@ def _size(path: Path) -> str:
     return f"{path.stat().st_size:,} bytes" if path.is_file() else "a folder"
 
 
-def not_found(name: str, looked: Iterable[str], advice: str) -> DataNotFound:
-    """The error that lists every place and the way to get the data."""
+def located(
+    name: str, folders: Iterable[Path], missing: Callable[[Path], list[str]],
+    download: Callable[[Path], list[str]] | None, target: Path, advice: str,
+) -> Path:  # fmt: skip
+    """The first folder that lacks nothing, else `target` after the download.
+
+    missing: what a folder lacks.
+    download: fills a folder and returns what went wrong; None if none is asked for.
+    """
+    looked = []
+    for folder in folders:
+        if not (names := missing(folder)):
+            return folder
+        looked.append(f"{folder} (missing: {', '.join(names)})")
+    if download is not None:
+        if not (failures := download(target)):
+            return target
+        looked += failures
     places = "\n".join(f"  - {place}" for place in looked)
-    return DataNotFound(f"data set {name!r} was not found. Looked in:\n{places}\nTo get it: {advice}")
+    raise DataNotFound(f"data set {name!r} was not found. Looked in:\n{places}\nTo get it: {advice}")
 
 
 def fetch(urls: Sequence[str], target: Path, sha256: str) -> list[str]:

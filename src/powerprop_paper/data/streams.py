@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import overload
 
 import numpy as np
@@ -16,7 +15,6 @@ from powerprop.batches import Part
 from powerprop.continual.task import Task
 from powerprop_paper.data.images import Images, to_float
 
-View = Callable[[Part], Part]
 DEGREES = 180.0
 """Where the angles of rotated tasks end."""
 CHUNK_ROWS = 4096
@@ -53,9 +51,9 @@ def permuted(
     transform: from bytes to what the network sees, applied after the permutation.
     """
 
-    def make(t: int) -> tuple[str, View]:
-        order = pixel_order(images.shape[1] * images.shape[2], seed, t)
-        return f"permutation {t}", partial(permuted_part, order=order, transform=transform)
+    def make(t: int) -> tuple[str, Callable[[Tensor], Tensor]]:
+        order = pixel_order(images.shape[1] * images.shape[2], seed, t).to(images.train_x.device)
+        return f"permutation {t}", lambda x: transform(x.flatten(2)[:, :, order].view_as(x))  # all channels alike
 
     return _all_classes(images, tasks, validation, make)
 
@@ -69,22 +67,24 @@ def rotated(
     `permuted`.
     """
 
-    def make(t: int) -> tuple[str, View]:
+    def make(t: int) -> tuple[str, Callable[[Tensor], Tensor]]:
         angle = DEGREES * task_fraction(seed, t)
-        return f"rotation {angle:.1f}°", partial(rotated_part, angle=angle, transform=transform)
+        return f"rotation {angle:.1f}°", lambda x: transform(rotate(x, angle))
 
     return _all_classes(images, tasks, validation, make)
 
 
-def _all_classes(images: Images, tasks: int, validation: int, make: Callable[[int], tuple[str, View]]) -> Stream:
-    """Tasks of all classes, which differ in their name and view alone."""
+def _all_classes(
+    images: Images, tasks: int, validation: int, make: Callable[[int], tuple[str, Callable[[Tensor], Tensor]]]
+) -> Stream:
+    """Tasks of all classes, which differ in their name and in what becomes of images alone."""
     if tasks < 1:
         raise ValueError(f"tasks must be at least 1, got {tasks}")
     splits, k = images.split_validation(validation), images.classes
 
     def task(t: int) -> Task:
-        name, view = make(t)
-        return Task(t, name, tuple(range(k * t, k * (t + 1))), splits, view)
+        name, seen = make(t)
+        return Task(t, name, tuple(range(k * t, k * (t + 1))), splits, lambda part: Part(seen(part.x), part.y))
 
     return Stream(tasks, task)
 
@@ -102,17 +102,6 @@ def pixel_order(pixels: int, seed: int, task: int) -> Tensor:
 def task_fraction(seed: int, task: int) -> float:
     """A number in [0, 1) for one task."""
     return float(_random(seed, task).random_sample())
-
-
-def permuted_part(part: Part, order: Tensor, transform: Callable[[Tensor], Tensor]) -> Part:
-    """The images with their pixels in the given order, in all channels alike."""
-    x = part.x.flatten(2)[:, :, order.to(part.x.device)].view_as(part.x)
-    return Part(transform(x), part.y)
-
-
-def rotated_part(part: Part, angle: float, transform: Callable[[Tensor], Tensor]) -> Part:
-    """The images turned by the angle, in degrees."""
-    return Part(transform(rotate(part.x, angle)), part.y)
 
 
 def rotate(x: Tensor, angle: float) -> Tensor:
@@ -149,12 +138,12 @@ def split(
     def make(t: int) -> Task:
         classes = tuple(range(t * classes_per_task, (t + 1) * classes_per_task))
         name = f"classes {classes[0]}-{classes[-1]}"
-        return Task(t, name, classes, splits, partial(part_of_classes, classes=classes, transform=transform))
+
+        def view(part: Part) -> Part:
+            """The images of the task's classes, labels counted from the first of them."""
+            chosen = ((part.y >= classes[0]) & (part.y <= classes[-1])).nonzero().squeeze(1)
+            return Part(transform(part.x.index_select(0, chosen)), part.y.index_select(0, chosen) - classes[0])
+
+        return Task(t, name, classes, splits, view)
 
     return Stream(images.classes // classes_per_task, make)
-
-
-def part_of_classes(part: Part, classes: tuple[int, ...], transform: Callable[[Tensor], Tensor]) -> Part:
-    """The images of consecutive classes, labels counted from the first of them."""
-    chosen = ((part.y >= classes[0]) & (part.y <= classes[-1])).nonzero().squeeze(1)
-    return Part(transform(part.x.index_select(0, chosen)), part.y.index_select(0, chosen) - classes[0])

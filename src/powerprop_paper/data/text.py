@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from powerprop_paper.data.sources import damaged, download_root, fetch, not_found, read_checked, roots
+from powerprop_paper.data.sources import DataNotFound, damaged, download_root, fetch, located, read_checked, roots
 
 __all__ = ["SHAKESPEARE", "Text", "Windows", "load_text", "read_text"]
 
 SHAKESPEARE = "tinyshakespeare"
-FILE = Path(SHAKESPEARE) / "input.txt"
+FILE = "input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 MIRROR = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
@@ -58,22 +58,20 @@ def load_text(name: str = SHAKESPEARE, unit: Unit = "characters", *, download: b
     """
     if name != SHAKESPEARE:
         return read_text(Path(name), unit)
-    looked = [root / FILE for root in roots()]
-    found = next((path for path in looked if path.is_file()), None)
-    if found is None:
-        target = download_root(None) / FILE
-        failures = fetch([MIRROR], target, SHA256) if download else ["no download was asked for"]
-        if failures:
-            advice = f"put the file that {MIRROR} had into one of these places, or name a text file of your own."
-            raise not_found(SHAKESPEARE, [*map(str, looked), *failures], advice)
-        found = target
-    return _numbered(SHAKESPEARE, read_checked(found, SHA256), found, unit)
+    folder = located(
+        SHAKESPEARE, [root / SHAKESPEARE for root in roots()], lambda folder: [FILE] * (not (folder / FILE).is_file()),
+        (lambda folder: fetch([MIRROR], folder / FILE, SHA256)) if download else None,
+        download_root(None) / SHAKESPEARE,
+        f"put the file that {MIRROR} had into one of these places, or name a text file of your own.",
+    )  # fmt: skip
+    path = folder / FILE
+    return _numbered(SHAKESPEARE, read_checked(path, SHA256), path, unit)
 
 
 def read_text(path: Path, unit: Unit = "characters") -> Text:
     """A UTF-8 text file by characters, or any file by bytes."""
     if not path.is_file():
-        raise not_found(str(path), [str(path)], f"name a file that exists, or {SHAKESPEARE!r}.")
+        raise DataNotFound(f"text {str(path)!r} was not found: name a file that exists, or {SHAKESPEARE!r}")
     return _numbered(path.name, path.read_bytes(), path, unit)
 
 

@@ -7,7 +7,7 @@ arrives; beside it the same learner, on the same batches, is told. Tasks last a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -20,12 +20,12 @@ from powerprop.continual import BoundaryFinder, ChangePointDetector, Packing
 from powerprop.continual.boundaries import check_finding
 from powerprop.continual.data import derived_seed
 from powerprop_paper import data
-from powerprop_paper.experiments import split
-from powerprop_paper.packing import fraction, make_learner, make_stream
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.experiments import Columns, lost_runs, split, table
+from powerprop_paper.packing import PackingSettings, fraction, make_learner, make_stream
+from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table
 from powerprop_paper.report import Curve, Mean, lines
-from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
-from powerprop_paper.settings import Count, Natural, Positive, Power, Seeds, Settings, Share, require
+from powerprop_paper.run import Experiment, Progress, Row, Rows, Run, RunError
+from powerprop_paper.settings import Count, Natural, Positive, Power, Share, require
 from powerprop_paper.train import MetricsLog, local_device, matmul_precision, precision_note
 
 METHODS = {"found": "boundaries found", "told": "boundaries told", "frugal": "boundaries found, packed frugally"}
@@ -42,44 +42,26 @@ AROUND = 20
 """Batches before and after a change in the figure of the average change."""
 
 
-@dataclass(frozen=True)
-class Config(Settings):
+@dataclass(frozen=True, kw_only=True)
+class Config(PackingSettings):
     """The settings of the experiment without told boundaries."""
 
-    tasks: Count
-    """how many"""
     shortest: Count
     """a task lasts any number of batches from this one to the longest, drawn from the seed"""
     longest: Count
     """the most batches of a task"""
-    alpha: Power
-    """the power of Powerpropagation"""
-    lr: Positive
-    """learning rate"""
-    seeds: Seeds
-    """runs of each way: first weights, order of pixels, lengths, batches"""
-    retrain_steps: Natural
-    """after pruning, on what is kept of a task"""
-    gamma: Share
-    """fraction of the dense validation accuracy that a sub-network must keep"""
+    alpha: Power = 1.5
+    """the power of Powerprop"""
     frugal_gamma: Share = 0.96
-    """the same of the learner that packs frugally"""
-    prunings: Natural = 2
-    """how often that learner prunes further inside the retraining steps"""
-    pruning_steps: Count = 50
-    """between two of these prunings"""
+    """the gamma of the learner that packs frugally"""
     decay: tuple[Literal["training", "retraining"], ...] = ("retraining",)
     """let the learning rate fall to zero along these phases; of a stream only retraining has a known end"""
     init_scale: Positive = 0.5
     """the standard deviation of the first weights, and of those that are initialised again, in units of Glorot's"""
-    width: Count = 1000
-    """units of a hidden layer"""
     min_length: Count = 100
     """a task has at least so many batches"""
     memory: Count = 200
     """batches that are kept of the current task, to pack it"""
-    images: Natural = 0
-    """only the last so many training images of the data are used; 0 means all"""
     test: Natural = 0
     """the first so many test images of a task are measured; 0 means all"""
     group: Count = 128
@@ -100,28 +82,26 @@ class Config(Settings):
 
     def told(self) -> split.Config:
         """The settings of the same learner where tasks have boundaries."""
+        common = {each.name: getattr(self, each.name) for each in fields(PackingSettings)}
         return split.Config(
-            tasks=self.tasks, alphas=(self.alpha,), lr=self.lr, seeds=self.seeds, steps=self.longest,
-            retrain_steps=self.retrain_steps, gamma=self.gamma, scale_lr=False, decay=self.decay,
-            init_scale=self.init_scale, clip=CLIP, batch=BATCH, width=self.width, search="binary", images=self.images,
-            validation=0, test=self.test, frugal_gamma=self.frugal_gamma, prunings=self.prunings,
-            methods=("efficient-packnet", "frugal-packnet"), pruning_steps=self.pruning_steps,
-            precision=self.matmul_precision,
+            **common, alphas=(self.alpha,), steps=self.longest, decay=self.decay, clip=CLIP,
+            init_scale=self.init_scale, batch=BATCH, search="binary", validation=0, frugal_gamma=self.frugal_gamma,
+            methods=("efficient-packnet", "frugal-packnet"), precision=self.matmul_precision,
         )  # fmt: skip
 
 
 PRESETS = {
     "smoke": Config(
-        tasks=3, shortest=100, longest=140, alpha=1.5, lr=1.0, seeds=1, retrain_steps=10, gamma=0.5, width=64,
-        frugal_gamma=0.5, prunings=1, pruning_steps=5, min_length=40, memory=40, images=2_000, test=128, group=32,
+        tasks=3, shortest=100, longest=140, lr=1.0, seeds=1, retrain_steps=10, gamma=0.5, width=64, frugal_gamma=0.5,
+        prunings=1, pruning_steps=5, min_length=40, memory=40, images=2_000, test=128, group=32,
     ),
     "cpu": Config(
-        tasks=10, shortest=300, longest=600, alpha=1.5, lr=4.6, seeds=2, retrain_steps=200, gamma=0.9,
-        matmul_precision="bfloat16",
+        tasks=10, shortest=300, longest=600, lr=1.0, seeds=2, retrain_steps=200, gamma=0.9, prunings=2,
+        pruning_steps=50, matmul_precision="bfloat16",
     ),
     "paper": Config(
-        tasks=10, shortest=50_000, longest=50_000, alpha=1.5, lr=0.05, seeds=10, retrain_steps=50_000, gamma=0.9,
-        decay=(), init_scale=1.0, memory=800,
+        tasks=10, shortest=50_000, longest=50_000, lr=0.05, seeds=10, retrain_steps=50_000, gamma=0.9, prunings=2,
+        pruning_steps=50, rate="paper", decay=(), init_scale=1.0, memory=800,
     ),
 }  # fmt: skip
 
@@ -133,7 +113,7 @@ def learn(cfg: Config, folder: Path, progress: Progress, method: str, seed: int)
     """A job that was stopped begins anew."""
     device, told, told_cfg = local_device(), method == "told", cfg.told()
     images = data.load_last("mnist", cfg.images)
-    stream = make_stream(told_cfg, images.to(device), seed)
+    stream = make_stream("permuted", images.to(device), cfg.tasks, seed, validation=0)
     packing = "frugal-packnet" if method == "frugal" else "efficient-packnet"
     learner = make_learner(told_cfg, packing, cfg.alpha, seed, device)
     lengths, detector = task_lengths(cfg, seed), Recorder()
@@ -259,34 +239,26 @@ def main(cfg: Config, run: Run) -> Page:
     """All ways from every seed, and the loss with its change points."""
     run.prepare(lambda: data.load_last("mnist", cfg.images))
     rows = run.map(learn, [{"method": method, "seed": seed} for seed in range(cfg.seeds) for method in METHODS])
-    for row in rows:
-        if "diverged" in row:
-            raise RunError(f"boundaries {row['method']}, seed {row['seed']}, diverged: {row['diverged']}")
+    if any("diverged" in row for row in rows):
+        raise RunError("; ".join(lost_runs(rows, lambda row: f"boundaries {row['method']}")))
     runs = {method: rows.where(method=method).finished for method in METHODS}
-    whole = all(runs.values())
+    span = f"{cfg.shortest:,}" if cfg.shortest == cfg.longest else f"{cfg.shortest:,} to {cfg.longest:,}"
     intro = (
         "Ten digits, the pixels of every task in an order of its own, in one unbroken stream of batches. One learner "
         "finds out by itself when the task changes, packs what it has learned and begins a new task; another, on the "
-        "same batches, is told; a third finds out too and packs frugally."
-    )
-    return Page(
-        "Permuted-MNIST without task boundaries", f"{intro}\n\n{run_note(cfg)} {rows.notes}".strip(),
-        [changes_section(cfg, runs["found"]), accuracy_section(cfg, runs)] if whole else [],
-        "Section 5.3 mentions change-point detection as the way to do without task boundaries; it shows no numbers.",
-        stats(runs) if whole else [], headline(runs) if whole else None,
-    )  # fmt: skip
-
-
-def run_note(cfg: Config) -> str:
-    """What this run did."""
-    span = f"{cfg.shortest:,}" if cfg.shortest == cfg.longest else f"{cfg.shortest:,} to {cfg.longest:,}"
-    return (
+        "same batches, is told; a third finds out too and packs frugally.\n\n"
         f"This run: {cfg.tasks} tasks of {span} batches of {BATCH} images, Powerprop + EPN, "
         f"α = {cfg.alpha:g}, γ = {cfg.gamma:g}, {cfg.retrain_steps:,} retraining steps on the latest "
         f"{cfg.memory:,} batches, {cfg.runs}. Packed frugally: γ = {cfg.frugal_gamma:g}, pruned at most "
         f"{cfg.prunings} times more, {cfg.pruning_steps} steps apart, reusing the output layer of earlier tasks "
-        "alone." + "".join(f" {each}." for each in precision_note(cfg.matmul_precision))
+        f"alone.{''.join(f' {each}.' for each in precision_note(cfg.matmul_precision))} {rows.notes}"
     )
+    return Page(
+        "Permuted-MNIST without task boundaries", intro.strip(),
+        [changes_section(cfg, runs["found"]), accuracy_section(cfg, runs)],
+        "Section 5.3 mentions change-point detection as the way to do without task boundaries; it shows no numbers.",
+        *verdict_of(runs),
+    )  # fmt: skip
 
 
 def changes_section(cfg: Config, rows: Rows) -> Section:
@@ -294,24 +266,19 @@ def changes_section(cfg: Config, rows: Rows) -> Section:
     first = rows[0]
     whole = Curve("loss", cfg.alpha, range(len(first["losses"])), first["losses"])
     changes = (first["true"], [noticed for noticed, _ in first["found"]])
-    pictures = [
-        Figure(
-            "stream", lines, [whole], title="Loss of each batch when it arrives", xlabel="batch",
-            ylabel="cross-entropy", changes=changes, wide=True,
-        )
-    ]  # fmt: skip
+    look: dict[str, Any] = {"ylabel": "cross-entropy", "wide": True}
+    title = "Loss of each batch when it arrives"
+    pictures = [Figure("stream", lines, [whole], title=title, xlabel="batch", changes=changes, **look)]
     if windows := around_changes(rows):
         mean = Curve("loss", cfg.alpha, range(-AROUND, AROUND + 1), windows)
-        pictures.append(
-            Figure(
-                "change", lines, [mean], title="The average change", xlabel="batches after the change",
-                ylabel="cross-entropy", wide=True,
-            )
-        )  # fmt: skip
+        title, xlabel = "The average change", "batches after the change"
+        pictures.append(Figure("change", lines, [mean], title=title, xlabel=xlabel, **look))
+    begun = [start in row["true"] for row in rows for _, start in row["found"]]
     text = (
         "The first seed: dashed lines are the true changes, triangles the batches at which they were noticed. A change "
         f"must be certain, upwards and last {CONFIRM} batches; the batches that wait meanwhile are trained on as part "
-        f"of the task they belong to. {where_begun(rows)} The average change is one over all changes and seeds."
+        f"of the task they belong to. Of {len(begun)} alarms, {sum(begun)} named the very first batch of the new task. "
+        "The average change is one over all changes and seeds."
     )
     return Section("Change points", text, pictures)
 
@@ -323,13 +290,6 @@ def around_changes(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return [window for window in windows if len(window) == 2 * AROUND + 1]
 
 
-def where_begun(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How often the first batch of a new task was named exactly."""
-    begun = [start for row in rows for _, start in row["found"]]
-    exact = sum(start in row["true"] for row in rows for _, start in row["found"])
-    return f"Of {len(begun)} alarms, {exact} named the very first batch of the new task."
-
-
 def accuracy_section(cfg: Config, runs: Mapping[str, Rows]) -> Section:
     """What the tasks are worth."""
     text = (
@@ -337,28 +297,36 @@ def accuracy_section(cfg: Config, runs: Mapping[str, Rows]) -> Section:
         "prunes gradually and leaves the hidden weights of earlier tasks out while a new one is trained. Everything "
         "else is the same: first weights, batches, and the batches kept for packing."
     )
-    return Section("Found, told and packed frugally", text, (), [main_table(cfg, runs)])
+    return Section("Found, told and packed frugally", text, tables=[main_table(cfg, runs)])
 
 
 def main_table(cfg: Config, runs: Mapping[str, Rows]) -> Table:
     """One row for each way; where boundaries were told, no number says how well they were found."""
-    columns: list[str | Column] = [
-        "", Column(f"found, of {cfg.tasks - 1}", digits=1), Column("missed", digits=1),
-        Column("false alarms", digits=1), Column("delay, batches", digits=1), Percent("task-incremental", "max", 2),
-        Percent(f"class-incremental, {cfg.group} images", "max", 2), Percent("weights used", "min"),
+
+    def count(of: Callable[[Row], float | None]) -> Callable[[str], Mean | None]:
+        def value(method: str) -> Mean | None:
+            found = [each for row in runs[method] if (each := of(row)) is not None]
+            return Mean.of(found) if found and method != "told" else None
+
+        return value
+
+    columns: Columns = [
+        ("", METHODS.get),
+        (Column(f"found, of {cfg.tasks - 1}", digits=1), count(lambda row: len(row["delays"]))),
+        (Column("missed", digits=1), count(lambda row: len(row["missed"]))),
+        (Column("false alarms", digits=1), count(lambda row: len(row["false"]))),
+        (Column("delay, batches", digits=1), count(lambda row: fmean(row["delays"]) if row["delays"] else None)),
+        (Percent("task-incremental", "max", 2), lambda method: accuracy(runs[method], "given")),
+        (Percent(f"class-incremental, {cfg.group} images", "max", 2), lambda name: accuracy(runs[name], "inferred")),
+        (Percent("weights used", "min"), lambda method: runs[method].mean("used")),
     ]  # fmt: skip
-    rows: list[list[Value]] = []
-    for method, label in METHODS.items():
-        found = [None] * 4 if method == "told" else counts(runs[method])
-        known = [accuracy(runs[method], "given"), accuracy(runs[method], "inferred")]
-        rows.append([label, *found, *known, runs[method].mean("used")])
     caption = (
         f"A change counts as found if it is noticed within {DELAY} batches. The delay is the number of batches "
         "of the new task before the one that revealed it. Average test accuracy over all true tasks after the stream, "
         "in percent. Task-incremental: with the found task that shares most batches with the "
         "true one. Class-incremental: the task is inferred from so many images, and must be right."
     )
-    return Table("Boundaries and accuracy", columns, rows, caption)
+    return table("Boundaries and accuracy", columns, METHODS, caption)
 
 
 def accuracy(rows: Rows, how: str) -> Mean:
@@ -366,38 +334,19 @@ def accuracy(rows: Rows, how: str) -> Mean:
     return Mean.of(rows.values(lambda row: fmean(row[how])))
 
 
-def counts(rows: Rows) -> list[Mean | None]:
-    """Changes found, missed, false alarms, and the mean delay over the changes of a seed."""
-    numbers = [rows.mean(lambda row: len(row[what])) for what in ("delays", "missed", "false")]  # noqa: B023
-    delays = [fmean(found) for found in rows.values("delays") if found]
-    return [*numbers, Mean.of(delays) if delays else None]
-
-
-def stats(runs: Mapping[str, Rows]) -> list[Stat]:
-    """The numbers at the top of the page."""
-    changes, found, false = totals(runs["found"])
+def verdict_of(runs: Mapping[str, Rows]) -> tuple[list[Stat], Headline]:
+    """The numbers at the top; changes found, and the accuracy that this costs nothing of."""
+    changes, found, false = (sum(map(len, runs["found"].values(what))) for what in ("true", "delays", "false"))
     ours, told, frugal = ([accuracy(runs[method], how).mean for how in ("given", "inferred")] for method in METHODS)
-    return [
+    stats = [
         Stat("changes found", f"{found} of {changes}", f"{false} false alarms"),
         Stat("task-incremental", f"{ours[0]:.2%}", f"{told[0]:.2%} with boundaries told"),
         Stat("class-incremental", f"{ours[1]:.2%}", f"{told[1]:.2%} with boundaries told"),
         Stat("packed frugally", f"{frugal[0]:.2%}", f"with {fmean(runs['frugal'].values('used')):.1%} of the weights"),
     ]
-
-
-def totals(rows: Rows) -> tuple[int, int, int]:
-    """Over all seeds: changes, those that were found, false alarms."""
-    changes, found, false = (sum(map(len, rows.values(what))) for what in ("true", "delays", "false"))
-    return changes, found, false
-
-
-def headline(runs: Mapping[str, Rows]) -> Headline:
-    """Changes found, and the accuracy that this costs nothing of."""
-    changes, found, false = totals(runs["found"])
-    given, told = (accuracy(runs[method], "given").mean for method in ("found", "told"))
     what = "changes of task found; task-incremental accuracy, in brackets with boundaries told"
-    ours = f"{found} of {changes}, {false} false alarms; {100 * given:.2f} ({100 * told:.2f})"
-    return Headline(what, ours, "no numbers")
+    here = f"{found} of {changes}, {false} false alarms; {100 * ours[0]:.2f} ({100 * told[0]:.2f})"
+    return stats, Headline(what, here, "no numbers")
 
 
 EXPERIMENTS = {

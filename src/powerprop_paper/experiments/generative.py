@@ -10,6 +10,7 @@ images choose; then all tasks are learned with what was chosen, from all seeds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,14 +29,16 @@ from powerprop.continual import STRATEGIES, VCL, Elbo, Packing, Strategy
 from powerprop.continual.data import derived_seed
 from powerprop.eval_mode import evaluating
 from powerprop.files import replacing
+from powerprop.optim import Rate
 from powerprop_paper import data
+from powerprop_paper.experiments import Columns, best, learn_tasks, lost_runs, table
 from powerprop_paper.likelihood import log_likelihood
 from powerprop_paper.models import TaskVAE, task_vae
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table
 from powerprop_paper.report import Curve, Grid, Mean, image_grids, lines, panels
 from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import Count, EachOnce, Natural, NonNegative, Positive, Range, Seeds, Settings, require
-from powerprop_paper.train import MetricsLog, NonFiniteError, equal_rate, local_device, matmul_precision, precision_note
+from powerprop_paper.train import local_device, matmul_precision, precision_note
 
 POWERPROP = "Powerprop+"
 MethodName = Literal[
@@ -70,8 +73,8 @@ PIXELS = 784
 SHARED, SHARED_WEIGHTS = "shared.*", "shared.*.weight"
 WEIGHTS, CHOSEN, NOISE, IMAGES = range(4)
 """Purposes of random numbers: first weights, test images that are measured, likelihoods, samples of the pictures."""
-CURVE, USED, METRICS = "curve", "used", "metrics"
-"""What a learner's records keep of the tasks that it knows; of the log, how much belongs to them."""
+CURVE, USED = "curve", "used"
+"""What a learner's records keep of the tasks that it knows."""
 SAMPLES = "samples.safetensors"
 CHARACTERS = {"mnist": list("0123456789"), "notmnist": list("ABCDEFGHIJ")}
 SPANS = {"mnist": 40.0, "notmnist": 80.0}
@@ -106,8 +109,8 @@ class Config(Settings):
     """powers of the shared decoder's weights, to choose from on validation images for each method by itself"""
     momentum_lr: NonNegative = 0.0
     """rate of SGD with momentum 0.9 for EfficientPackNet and with Powerpropagation, as in the paper; 0 means Adam"""
-    magnitude: NonNegative = 0.0
-    """the rate of α > 1 in the shared decoder lets a weight of this size learn as fast as α = 1; 0 leaves the rate"""
+    rate: Rate = "matched"
+    """matched: the learning rate serves every power; paper: the update as printed"""
     init_scale: Positive = 1.0
     """the standard deviation of the shared decoder's first weights, and of those drawn again, in units of Glorot's"""
     search: Literal["linear", "binary", "taylor"] = "binary"
@@ -155,17 +158,17 @@ class Config(Settings):
 SMOKE: dict[str, Any] = {
     "seeds": 1, "steps": 12, "retrain_steps": 4, "alphas": (1.5,), "strengths": (1.0, 10.0), "si_strengths": (1.0,),
     "dampings": (0.0, 0.5), "tuning_tasks": 1, "width": 12, "latent": 4, "samples": 8, "curve_samples": 4, "test": 5,
-    "validation": 200, "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "magnitude": 0.025, "init_scale": 0.5,
+    "validation": 200, "images": 1_200, "tasks": 3, "shown": 3, "batch": 16, "init_scale": 0.5,
 }  # fmt: skip
 PUBLISHED: dict[str, Any] = {
     "alphas": (1.125, 1.25, 1.375, 1.5, 2.0), "strengths": (1.0, 10.0, 100.0), "si_strengths": (1.0, 10.0, 100.0),
-    "tuning_tasks": TASKS, "search": "linear", "vcl_samples": 10, "curve_samples": 500,
+    "tuning_tasks": TASKS, "search": "linear", "rate": "paper", "vcl_samples": 10, "curve_samples": 500,
 }  # fmt: skip
 """What the paper chooses from, and how."""
 MNIST = {
     "smoke": Config("mnist", **SMOKE),
     "cpu": Config(
-        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(2.0,), magnitude=0.025, init_scale=0.5, samples=500,
+        "mnist", seeds=2, steps=900, retrain_steps=300, alphas=(2.0,), init_scale=0.5, samples=500,
         test=200, matmul_precision="bfloat16",
     ),
     "paper": Config(
@@ -175,7 +178,7 @@ MNIST = {
 NOTMNIST = {
     "smoke": Config("notmnist", **SMOKE),
     "cpu": Config(
-        "notmnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5,), magnitude=0.025, init_scale=0.5, samples=500,
+        "notmnist", seeds=2, steps=900, retrain_steps=300, alphas=(1.5,), init_scale=0.5, samples=500,
         strengths=(3.0, 10.0, 30.0), dampings=(0.0, 0.03, 0.1), si_strengths=(1.0, 10.0, 100.0), tuning_tasks=5,
         test=150, validation=1_500, matmul_precision="bfloat16",
     ),
@@ -202,7 +205,7 @@ def stream_of(cfg: Config, images: data.Images, tasks: int) -> list[data.Task]:
 
 def tune(cfg: Config, folder: Path, progress: Progress, **settings: Any) -> dict[str, Any]:
     """Learn the first tasks; how well, on validation images."""
-    learner, stream = learn_tasks(cfg, folder, progress, cfg.tuning_tasks, settings)
+    learner, stream = learn_characters(cfg, folder, progress, cfg.tuning_tasks, settings)
     parts = [(task.index, some(task.validation(), cfg.test, task.index)) for task in stream]
     return {"validation": fmean(likelihood(learner, task, x, cfg.curve_samples) for task, x in parts)}
 
@@ -214,48 +217,34 @@ def learn(cfg: Config, folder: Path, progress: Progress, **settings: Any) -> dic
     same of every task after the last, with many; `used` the fraction of the shared weights in use after each task, or
     None for methods that share them all.
     """
-    learner, stream = learn_tasks(cfg, folder, progress, cfg.tasks, settings, note_task)
+    learner, stream = learn_characters(cfg, folder, progress, cfg.tasks, settings, note_task)
     with replacing(folder / SAMPLES) as file:
         file.write(to_safetensors({"drawn": draw(learner, len(stream), cfg.shown)}))
     known = {CURVE: learner.records[CURVE], USED: learner.records.get(USED), "memory_bytes": learner.memory_bytes()}
     return {**known, "final": likelihoods(cfg, learner, stream, cfg.samples)}
 
 
-def learn_tasks(
+def learn_characters(
     cfg: Config, folder: Path, progress: Progress, tasks: int, settings: dict[str, Any],
     measure: Callable[[Config, Strategy, list[data.Task]], dict[str, float]] = lambda *_: {},
 ) -> tuple[Strategy, list[data.Task]]:  # fmt: skip
     """A learner of so many tasks, and the tasks; it is saved after each, with what `measure` notes."""
-    device, checkpoint = local_device(), folder / "learner.safetensors"
-    stream = stream_of(cfg, data.load_last(cfg.data, cfg.images).to(device), tasks)
-    learner = make_learner(cfg, device, **settings)
-    if checkpoint.exists():
-        learner.load(checkpoint)
-    with MetricsLog(folder / "metrics.jsonl") as log:
-        log.rewind(*learner.records.get(METRICS, (0, 0)))
+    stream = stream_of(cfg, data.load_last(cfg.data, cfg.images).to(local_device()), tasks)
+    learner = make_learner(cfg, local_device(), **settings)
 
-        def on_step(phase: str, step: int, loss: float) -> None:
-            done = learner.current * learner.steps + (step if phase == "training" else learner.steps)
-            log.write(done, loss=loss)
-            progress(done / (learner.steps * tasks), {"task": learner.current + 1, "loss": loss})
+    def prepare(task: int) -> None:
+        if isinstance(learner, VCL) and task < tasks:
+            learner.examples = len(stream[task].train().x)
 
-        for task in stream[learner.current :]:
-            learn_task(cfg, learner, task, on_step)
-            log.write(learner.current * learner.steps, **measure(cfg, learner, stream))
-            learner.records[METRICS] = [log.position(), log.checksum()]
-            learner.save(checkpoint)
+    def after_task(task: data.Task) -> dict[str, float]:
+        prepare(task.index + 1)
+        with matmul_precision("float32"):
+            return measure(cfg, learner, stream)
+
+    prepare(0)
+    steps = learner.steps + getattr(learner, "retrain_steps", 0)
+    learn_tasks(folder, progress, learner, stream, steps, after_task, precision=cfg.matmul_precision)
     return learner, stream
-
-
-def learn_task(cfg: Config, learner: Strategy, task: data.Task, on_step: Callable[[str, int, float], None]) -> None:
-    """One task; an error of numbers says of which."""
-    if isinstance(learner, VCL):
-        learner.examples = len(task.train().x)
-    try:
-        with matmul_precision(cfg.matmul_precision):
-            learner.learn(task, on_step)
-    except NonFiniteError as error:
-        raise NonFiniteError(f"task {learner.current}: {error}") from None
 
 
 def note_task(cfg: Config, learner: Strategy, stream: list[data.Task]) -> dict[str, float]:
@@ -278,12 +267,11 @@ def make_learner(
     with torch.no_grad():
         for parameter in model.shared.parameters():
             parameter.mul_(cfg.init_scale)  # biases are 0
-    rate = equal_rate(1.0, cfg.magnitude, alpha) if cfg.magnitude else 1.0
     momentum_lr = cfg.momentum_lr if strategy == "EfficientPackNet" or alpha > 1 else 0.0
     names: dict[str, Any] = {"heads": "parts", "where": SHARED_WEIGHTS}
-    options = {"alpha": alpha, "rate": "paper", "steps": cfg.steps, "batch_size": cfg.batch, "seed": seed, **names}
+    options = {"alpha": alpha, "rate": cfg.rate, "steps": cfg.steps, "batch_size": cfg.batch, "seed": seed, **names}
     options |= own_options(cfg, strategy, strength, damping)
-    return STRATEGIES[strategy](model, partial(make_optimizer, model, momentum_lr, rate), objective=Elbo(), **options)
+    return STRATEGIES[strategy](model, partial(make_optimizer, momentum_lr), objective=Elbo(), **options)
 
 
 def own_options(cfg: Config, strategy: str, strength: float | None, damping: float) -> dict[str, Any]:
@@ -298,20 +286,13 @@ def own_options(cfg: Config, strategy: str, strength: float | None, damping: flo
     return {} if strength is None else {"strength": strength, "protect": SHARED, **steps, **damped}
 
 
-def make_optimizer(model: TaskVAE, momentum_lr: float, rate: float, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Adam, or SGD with momentum where a rate for it is given; the shared decoder at so many times the rate.
-
-    Its parameters come second: the parts of later tasks take the rate of the first group.
-    """
-    shared = list(model.shared.parameters())
-    known = {id(parameter) for parameter in shared}
-    own = [parameter for parameter in parameters if id(parameter) not in known]
-    lr = momentum_lr or LR
-    groups: list[dict[str, Any]] = [{"params": own}, {"params": shared, "lr": lr * rate}]
+def make_optimizer(momentum_lr: float, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Adam, or SGD with momentum where a rate for it is given."""
+    own = list(parameters)
     fused = own[0].device.type in ("cpu", "cuda")  # one pass over the weights
     if momentum_lr:
-        return SGD(groups, lr=lr, momentum=MOMENTUM, fused=fused)
-    return Adam(groups, lr=lr, fused=fused)
+        return SGD(own, lr=momentum_lr, momentum=MOMENTUM, fused=fused)
+    return Adam(own, lr=LR, fused=fused)
 
 
 # What a learner is measured by: likelihoods of test images, and images of its own.
@@ -397,11 +378,8 @@ class Method:
 
 def choose(cfg: Config, method: Method, tried: Rows) -> Choice:
     """The choice with the best validation log-likelihood."""
-    choices = method.choices(cfg)
-    if len(choices) > 1 and not tried.finished:
-        raise RunError(f"{method.label} diverged with everything that was tried: {[tuple(each) for each in choices]}")
-    best = max(tried.finished, key=lambda row: row["validation"], default=choices[0]._asdict())
-    return Choice(best["alpha"], best["strength"], best["damping"])
+    choices = {each: tried.where(**each._asdict()) for each in method.choices(cfg)}
+    return best(method.label, choices, lambda rows: float(rows[0]["validation"]))
 
 
 @dataclass(frozen=True)
@@ -413,14 +391,13 @@ class MethodRows:
     rows: Rows
 
     @property
-    def lost(self) -> list[str]:
-        """Why seeds have no results."""
-        return [f"seed {row['seed']}: {row.get('diverged', row.get('failed'))}" for row in self.rows if row.lost]
-
-    @property
     def average(self) -> Mean | None:
         """The log-likelihood over all tasks after the last."""
         return self.rows.mean(lambda row: fmean(row["final"]))
+
+    def score(self) -> float:
+        """Its mean over the seeds; nothing is worse than none."""
+        return self.average.mean if self.average else -math.inf
 
     @property
     def learned(self) -> Mean | None:
@@ -480,20 +457,20 @@ def main(cfg: Config, run: Run) -> Page:
     chosen = {method: choose(cfg, method, method.rows(tuning)) for method in methods}
     rows = run.map(learn, [m.job(chosen[m], seed) for seed in range(cfg.seeds) for m in methods])
     measured = [MethodRows(method, choice, method.rows(rows)) for method, choice in chosen.items()]
-    lost = [f"{m.method.label}, {why}" for m in measured for why in m.lost]
+    lost = [each for m in measured for each in lost_runs(m.rows, lambda row: m.method.label)]  # noqa: B023
     if not rows.finished:
         raise RunError(f"every run diverged: {'; '.join(lost)}")
-    images = data.load_last(cfg.data, cfg.images)
+    images, shown = data.load_last(cfg.data, cfg.images), [m for m in measured if m.rows.finished]
     sections = [
         Section("Test log-likelihood", likelihood_text(cfg, measured), tables=[main_table(cfg, measured)]),
-        Section("What forgetting looks like", DRAWN, [figure_of_samples(cfg, images, measured)]),
-        Section("Task by task", CURVES, [figure_of_averages(cfg, measured), figure_of_tasks(cfg, measured)]),
+        Section("What forgetting looks like", DRAWN, [figure_of_samples(cfg, images, shown)]),
+        Section("Task by task", CURVES, [figure_of_averages(shown), figure_of_tasks(cfg, shown)]),
         *([Section("Choices", CHOICES, tables=[choice_table(chosen, tuning)])] if tuning else []),
         *Section.diverged(lost),
     ]
     return Page(
         TITLES[cfg.data], f"{INTRO}\n\n{run_note(cfg)} {images.note}".strip(), sections,
-        "Section 5.2, table 3, and the figures of appendix C.", stats(measured), headline(cfg, measured),
+        "Section 5.2, table 3, and the figures of appendix C.", stats(shown), headline(cfg, shown),
     )  # fmt: skip
 
 
@@ -524,39 +501,37 @@ def likelihood_text(cfg: Config, measured: Sequence[MethodRows]) -> str:
 
 def main_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """One row per method, the paper's value beside ours."""
-    columns: list[str | Column] = [
-        "", "α", Column("log-likelihood", "max", 2), Column("paper", paper=True, digits=2),
-        Column("when learned", None, 1), Column("forgotten since", None, 2), Percent("shared weights in use"),
+    columns: Columns = [
+        ("", lambda m: m.method.label), ("α", lambda m: f"{m.choice.alpha:g}"),
+        (Column("log-likelihood", "max", 2), lambda m: m.average),
+        (Column("paper", paper=True, digits=2), lambda m: PAPER[cfg.data][m.method.name]),
+        (Column("when learned", None, 1), lambda m: m.learned),
+        (Column("forgotten since", None, 2), lambda m: m.forgotten),
+        (Percent("shared weights in use"), lambda m: m.used),
     ]  # fmt: skip
-    printed = PAPER[cfg.data]
-    rows = [
-        [m.method.label, f"{m.choice.alpha:g}", m.average, printed[m.method.name], m.learned, m.forgotten, m.used]
-        for m in measured
-    ]
     caption = (
         f"Test log-likelihood in nats. When learned, forgotten since: with {cfg.curve_samples:,} importance samples of "
         "each image, which is a lower bound of what more would give."
     )
-    return Table(f"All {cfg.tasks} tasks after the last", columns, rows, caption)
+    return table(f"All {cfg.tasks} tasks after the last", columns, measured, caption)
 
 
 def choice_table(chosen: Mapping[Method, Choice], tuning: Rows) -> Table:
     """The validation log-likelihood with everything that was tried, and what was chosen."""
-    rows: list[list[Value]] = []
-    for method, choice in chosen.items():
-        for row in method.rows(tuning):
-            each = Choice(row["alpha"], row["strength"], row["damping"])
-            mark = "chosen" if each == choice else "diverged" if row.lost else ""
-            damping = f"{each.damping:g}" if method.strategy in DAMPED else ""
-            strength = "" if each.strength is None else f"{each.strength:g}"
-            rows.append([method.label, f"{each.alpha:g}", strength, damping, row.get("validation"), mark])
-    columns: list[str | Column] = ["", "α", "strength", "δ", Column("log-likelihood", digits=2), ""]
-    return Table("Validation log-likelihood", columns, rows)
+    every = [(method, row) for method in chosen for row in method.rows(tuning)]
+    tried = [(method, Choice(*(row[name] for name in Choice._fields)), row) for method, row in every]
+    columns: Columns = [
+        ("", lambda each: each[0].label), ("α", lambda each: f"{each[1].alpha:g}"),
+        ("strength", lambda each: "" if each[1].strength is None else f"{each[1].strength:g}"),
+        ("δ", lambda each: f"{each[1].damping:g}" if each[0].strategy in DAMPED else ""),
+        (Column("log-likelihood", digits=2), lambda each: each[2].get("validation")),
+        ("", lambda each: "chosen" if each[1] == chosen[each[0]] else "diverged" if each[2].lost else ""),
+    ]  # fmt: skip
+    return table("Validation log-likelihood", columns, tried)
 
 
-def figure_of_averages(cfg: Config, measured: Sequence[MethodRows]) -> Figure:
+def figure_of_averages(found: Sequence[MethodRows]) -> Figure:
     """The average over the tasks so far; without naive training, beside which all others are one line."""
-    found = [m for m in measured if m.rows.finished]
     shown = [m for m in found if m.method.strategy != "Naive"] or found
     curves = [m.curve([[fmean(each) for each in curve] for curve in m.rows.values(CURVE)], 1) for m in shown]
     caption = "Naive training is left out: beside it all others would be one line; its numbers are in the table."
@@ -566,28 +541,28 @@ def figure_of_averages(cfg: Config, measured: Sequence[MethodRows]) -> Figure:
     )  # fmt: skip
 
 
-def figure_of_tasks(cfg: Config, measured: Sequence[MethodRows]) -> Figure:
+def figure_of_tasks(cfg: Config, found: Sequence[MethodRows]) -> Figure:
     """A panel for each task: its likelihood from the moment it was learned (appendix C of the paper)."""
-    shown = [m for m in measured if m.rows.finished]
-    found = {
+    drawn = {
         f"task {i + 1}: {name}": [
-            m.curve([[row[i] for row in c[i:]] for c in m.rows.values(CURVE)], i + 1) for m in shown
+            m.curve([[row[i] for row in c[i:]] for c in m.rows.values(CURVE)], i + 1) for m in found
         ]
         for i, name in enumerate(CHARACTERS[cfg.data][: cfg.tasks])
     }
     caption = f"Each panel shows {SPANS[cfg.data]:g} nats below its best value; methods that forget more leave it."
     return Figure(
-        "tasks", panels, found, title="Every task, from when it was learned", xlabel="tasks learned",
+        "tasks", panels, drawn, title="Every task, from when it was learned", xlabel="tasks learned",
         ylabel="log-likelihood", span=SPANS[cfg.data], caption=caption,
     )  # fmt: skip
 
 
-def figure_of_samples(cfg: Config, images: data.Images, measured: Sequence[MethodRows]) -> Figure:
+def figure_of_samples(cfg: Config, images: data.Images, found: Sequence[MethodRows]) -> Figure:
     """What each method draws of every character after the last task, from the same noise; test images beside them."""
     stream = stream_of(cfg, images, cfg.tasks)
     real = torch.stack([some(task.test(), cfg.shown, task.index)[:, 0] for task in stream])
     grids = [Grid("test images", real.numpy(), "for comparison")]
-    for m, first in [(m, m.rows.finished[0]) for m in measured if m.rows.finished]:
+    for m in found:
+        first = m.rows.finished[0]
         drawn = load_file(first.file(SAMPLES))["drawn"].view(*real.shape).numpy() / 255
         grids.append(Grid(m.method.label, drawn, f"{fmean(first['final']):.1f} nats"))
     caption = "Means of p(x|z), the same z for every method, first seed. A row is a task; the last was learned last."
@@ -595,21 +570,20 @@ def figure_of_samples(cfg: Config, images: data.Images, measured: Sequence[Metho
     return Figure("samples", image_grids, grids, rows, title=title, caption=caption)
 
 
-def stats(measured: Sequence[MethodRows]) -> list[Stat]:
+def stats(found: Sequence[MethodRows]) -> list[Stat]:
     """The best method, the baseline, and what packing needs."""
-    found = [(value, m.method) for m in measured if (value := m.average) is not None]
-    value, best = max(found, key=lambda pair: pair[0].mean)
-    naive = "".join(f", {each.mean:.1f} naively" for each, method in found if method.strategy == "Naive")
-    used = [Stat("shared weights in use", f"{m.used.mean:.1%}", m.method.label) for m in measured if m.used]
-    return [Stat("best log-likelihood", f"{value.mean:.2f}", f"{best.label}{naive}"), *used]
+    best = max(found, key=MethodRows.score)
+    naive = "".join(f", {m.score():.1f} naively" for m in found if m.method.strategy == "Naive")
+    used = [Stat("shared weights in use", f"{m.used.mean:.1%}", m.method.label) for m in found if m.used]
+    return [Stat("best log-likelihood", f"{best.score():.2f}", f"{best.method.label}{naive}"), *used]
 
 
-def headline(cfg: Config, measured: Sequence[MethodRows]) -> Headline:
+def headline(cfg: Config, found: Sequence[MethodRows]) -> Headline:
     """Powerprop + EfficientPackNet, or the best if it was not run."""
-    known = {m.method: value for m in measured if (value := m.average) is not None}
-    ours = Method("Powerprop+EfficientPackNet")
-    best = ours if ours in known else max(known, key=lambda each: known[each].mean)
-    return Headline(f"log-likelihood of {best.label}", known[best].format(2), f"{PAPER[cfg.data][best.name]:.2f}")
+    ours = [m for m in found if m.method.name == "Powerprop+EfficientPackNet"]
+    best = max(ours or found, key=MethodRows.score)
+    here, printed = best.average, PAPER[cfg.data][best.method.name]
+    return Headline(f"log-likelihood of {best.method.label}", here.format(2) if here else "", f"{printed:.2f}")
 
 
 EXPERIMENTS = {

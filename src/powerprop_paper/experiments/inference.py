@@ -7,10 +7,11 @@ are noticed, at how many false alarms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -24,11 +25,12 @@ from powerprop.continual.packing.subnetworks import SAMPLED, InputStats, Sample
 from powerprop.continual.packing.task_inference import entropies
 from powerprop_paper import data, models
 from powerprop_paper.data.streams import pixel_order
-from powerprop_paper.packing import fraction
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Table, Value
-from powerprop_paper.report import Curve, lines
-from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
-from powerprop_paper.settings import Count, EachOnce, Natural, Positive, Power, Range, Seeds, Settings, Share
+from powerprop_paper.experiments import Columns, learn_tasks, table
+from powerprop_paper.packing import PackingSettings, fraction, inference_curves, make_stream
+from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Table
+from powerprop_paper.report import Mean, lines
+from powerprop_paper.run import Experiment, Progress, Rows, Run
+from powerprop_paper.settings import Count, EachOnce, Natural, Power, Range
 from powerprop_paper.train import local_device
 
 BY_CLASS = "shortlist, means per class"
@@ -41,12 +43,15 @@ MIN_VARIANCE = 0.01
 """Added to the variance of a pixel, so that those which hardly vary are not blown up."""
 BATCH = 64
 """Images per step."""
+BY_DISTANCE, BY_ENTROPY = "distance to the mean of a {}", "entropy of the surest"
+FLAGS = (BY_DISTANCE.format("task"), BY_DISTANCE.format("class"), BY_ENTROPY)
+"""By what an input is flagged as unknown."""
 FALSE_ALARMS = 0.05
 """The rate that the flag of unknown inputs is allowed."""
 
 
-@dataclass(frozen=True)
-class Config(Settings):
+@dataclass(frozen=True, kw_only=True)
+class Config(PackingSettings):
     """The settings of the experiment on task inference."""
 
     streams: Annotated[tuple[Literal["permuted", "rotated", "split"], ...], EachOnce()]
@@ -57,32 +62,16 @@ class Config(Settings):
     """of the permuted and rotated streams; the split one has five"""
     alpha: Power
     """the power of Powerpropagation"""
-    lr: Positive
-    """learning rate"""
-    seeds: Seeds
-    """runs of each: first weights, orders, angles, batches"""
     steps: Count
     """of training per task"""
-    retrain_steps: Natural
-    """after pruning"""
-    prunings: Natural
-    """inside the retraining steps"""
-    pruning_steps: Count
-    """between two of them"""
-    gamma: Share
-    """fraction of the validation accuracy that a sub-network must keep"""
     inputs: Annotated[tuple[Literal["plain", "standardised"], ...], EachOnce()] = ("plain", "standardised")
     """pixels in [0, 1], or every pixel of a task with mean 0 and variance 1"""
-    width: Count = 300
-    """units of a hidden layer"""
     groups: Annotated[tuple[Count, ...], EachOnce()] = (1, 8, 128)
     """sizes of the groups of images whose task is inferred together"""
     probe_images: Count = 512
     """test images of each task"""
     probe_single: Count = 48
     """so many of them for the gradient methods at one image, a pass back and forth each"""
-    images: Natural = 0
-    """only the last so many training images of the data are used; 0 means all"""
     validation: Natural = 5000
     """the last so many training images of the data decide the sparsity and the limit of unknown inputs"""
 
@@ -99,12 +88,12 @@ PRESETS = {
         probe_single=4, images=2_000, validation=500,
     ),
     "cpu": Config(
-        streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.25, lr=2.0, seeds=1,
-        steps=400, retrain_steps=250, prunings=3, pruning_steps=50, gamma=0.97,
+        streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.25, lr=1.0, seeds=1,
+        steps=400, retrain_steps=250, pruning_steps=50, gamma=0.97, width=300,
     ),
     "paper": Config(
         streams=("permuted", "rotated", "split"), superfluous=(0, 90), tasks=10, alpha=1.375, lr=0.05, seeds=5,
-        steps=50_000, retrain_steps=50_000, prunings=3, pruning_steps=5_000, gamma=0.99, width=1000,
+        steps=50_000, retrain_steps=50_000, pruning_steps=5_000, gamma=0.99, rate="paper",
     ),
 }  # fmt: skip
 
@@ -112,13 +101,9 @@ PRESETS = {
 # The streams, plain or standardised, and inputs that are of none of their tasks.
 
 
-def make_stream(cfg: Config, kind: str, inputs: str, seed: int, images: data.Images) -> data.Stream:
+def tasks_of(cfg: Config, kind: str, inputs: str, seed: int, images: data.Images) -> data.Stream:
     """The tasks of a seed."""
-    if kind == "split":
-        stream = data.split(images, 2, validation=cfg.validation)
-    else:
-        make = data.permuted if kind == "permuted" else data.rotated
-        stream = make(images, cfg.tasks, seed, validation=cfg.validation)
+    stream = make_stream(kind, images, 5 if kind == "split" else cfg.tasks, seed, cfg.validation)
     return stream if inputs == "plain" else standardised(stream)
 
 
@@ -172,15 +157,9 @@ def ask(
 ) -> dict[str, Any]:
     """A job that was stopped goes on after the last task it learned."""
     images = data.load_last("mnist", cfg.images).to(local_device())
-    tasks = make_stream(cfg, stream, inputs, seed, images)
+    tasks = tasks_of(cfg, stream, inputs, seed, images)
     learner = make_learner(cfg, len(tasks[0].classes or ()) + superfluous, seed)
-    checkpoint = folder / "learner.safetensors"
-    if checkpoint.exists():
-        learner.load(checkpoint)
-    for task in tasks[learner.current :]:
-        learner.learn(task)
-        learner.save(checkpoint)
-        progress(learner.current / (len(tasks) + 1), {"task": learner.current})
+    learn_tasks(folder, progress, learner, tasks, cfg.steps + cfg.retrain_steps, lambda task: {})
     accuracy = [fraction(learner.predict(task.test().x, task.index).label == task.test().y) for task in tasks]
     signatures = {kind: make_signatures(kind, tasks) for kind in ("task", "class")}
     methods = METHODS + (SUPERFLUOUS if superfluous else ())
@@ -195,7 +174,7 @@ def make_learner(cfg: Config, outputs: int, seed: int) -> EfficientPackNet:
     """The learner of all jobs, with the first weights of its seed."""
     model = models.mlp([784, cfg.width, cfg.width, outputs], generator=torch.Generator().manual_seed(seed))
     return EfficientPackNet(
-        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, rate="paper", gamma=cfg.gamma,
+        model.to(local_device()), partial(SGD, lr=cfg.lr), alpha=cfg.alpha, rate=cfg.rate, gamma=cfg.gamma,
         steps=cfg.steps, retrain_steps=cfg.retrain_steps, prunings=cfg.prunings, clip=1.0, seed=seed,
         pruning_steps=cfg.pruning_steps, reuse="output", batch_size=BATCH,
     )  # fmt: skip
@@ -242,10 +221,10 @@ def flagged(
     for kind, each in signatures.items():
         learner.nets.stats = each
         unknown = {name: learner.predict(x, unknown=FALSE_ALARMS).task == -1 for name, x in kinds.items()}
-        found[f"distance to the mean of a {kind}"] = {name: fraction(each) for name, each in unknown.items()}
+        found[BY_DISTANCE.format(kind)] = {name: fraction(each) for name, each in unknown.items()}
     surest = {name: entropies(learner.nets, x, learner.objective).amin(0) for name, x in kinds.items()}
     limit = entropies(learner.nets, held, learner.objective).amin(0).quantile(1 - FALSE_ALARMS)
-    found["entropy of the surest"] = {name: fraction(each > limit) for name, each in surest.items()}
+    found[BY_ENTROPY] = {name: fraction(each > limit) for name, each in surest.items()}
     return found
 
 
@@ -270,8 +249,8 @@ def main(cfg: Config, run: Run) -> Page:
     """Every stream, plain and standardised, with and without superfluous outputs, from every seed."""
     run.prepare(lambda: find_data(cfg))
     every = product(range(cfg.seeds), cfg.streams, cfg.inputs, cfg.superfluous)
-    names = ("stream", "inputs", "superfluous", "seed")
-    rows = run.map(ask, [dict(zip(names, (*values, seed), strict=True)) for seed, *values in every]).finished
+    names = ("seed", "stream", "inputs", "superfluous")
+    rows = run.map(ask, [dict(zip(names, values, strict=True)) for values in every]).finished
     steps = f"{cfg.steps:,} + {cfg.retrain_steps:,} steps per task, width {cfg.width}, α = {cfg.alpha:g}"
     sections = [stream_section(cfg, stream, found) for stream, found in rows.by("stream").items()]
     sections.append(Section("Inputs of no task", UNKNOWN, tables=[unknown_table(cfg, rows)]))
@@ -284,52 +263,50 @@ def main(cfg: Config, run: Run) -> Page:
 
 def stream_section(cfg: Config, stream: str, rows: Rows) -> Section:
     """The table of one stream, and a picture of its plain form without superfluous outputs."""
-    table: list[list[Value]] = []
-    for (inputs, more), found in rows.by("inputs", "superfluous").items():
-        for method in found[0]["rates"]:
-            table.append([inputs, str(more), method, *(found.mean(right(method, group)) for group in cfg.groups)])
-    images = [f"{group} image{'s' if group > 1 else ''}" for group in cfg.groups]
-    columns: list[str | Column] = ["inputs", "superfluous", "method", *(Percent(name, "max") for name in images)]
-    (inputs, _), first = next(iter(rows.by("inputs", "superfluous").items()))
-    curves = [
-        Curve(
-            method, None, [float(group) for group in cfg.groups],
-            [[right(method, group)(row) for group in cfg.groups] for row in first], method=method,
-        )
-        for method in first[0]["rates"]
+    groups = rows.by("inputs", "superfluous")
+    (inputs, _), first = next(iter(groups.items()))
+    every = [(*key, method, found) for key, found in groups.items() for method in found[0]["rates"]]
+    images = [(Percent(f"{size} image{'s' if size > 1 else ''}", "max"), partial(right, size)) for size in cfg.groups]
+    columns: Columns = [
+        ("inputs", lambda each: each[0]), ("superfluous", lambda each: str(each[1])), ("method", lambda each: each[2]),
+        *images,
     ]  # fmt: skip
     picture = Figure(
-        stream, lines, curves, title=f"Right task, {stream} MNIST, {inputs} inputs", xlabel="images",
-        ylabel="right task", percent=True, logx=True, wide=True,
+        stream, lines, inference_curves(first.values("rates")), title=f"Right task, {stream} MNIST, {inputs} inputs",
+        xlabel="images", ylabel="right task", percent=True, logx=True, wide=True,
     )  # fmt: skip
     accuracy = fmean(first.values("accuracy"))
     text = f"{len(first)} run{'s' if len(first) > 1 else ''}; the task given, accuracy is {accuracy:.1%}."
-    shown = Table(f"Right task, {stream}", columns, table, "In percent.")
+    shown = table(f"Right task, {stream}", columns, every, "In percent.")
     return Section(f"{stream.capitalize()} MNIST", text, [picture], [shown])
 
 
-def right(method: str, group: int) -> Callable[[Row], float]:
-    """How often a method inferred the right task from groups of this size."""
-    return lambda row: float(row["rates"][method][str(group)])
+def right(group: int, each: tuple[Any, ...]) -> Mean:
+    """How often a method, the last but one of these, inferred the right task from groups of this size in some rows."""
+    *_, method, rows = each
+    return Mean.of(row["rates"][method][str(group)] for row in rows)
 
 
 def unknown_table(cfg: Config, rows: Rows) -> Table:
     """One row per stream, kind of inputs and flag; without superfluous outputs, or with the fewest."""
-    table: list[list[Value]] = []
-    for (stream, inputs), found in rows.where(superfluous=min(cfg.superfluous)).by("stream", "inputs").items():
-        for by in found[0]["unknown"]:
-            means = [found.mean(lambda row: row["unknown"][by][kind]) for kind in ("known", *FOREIGN)]  # noqa: B023
-            table.append([stream, inputs, by, *means])
-    columns: list[str | Column] = ["stream", "inputs", "flagged by", Percent("known (false alarms)", "min")]
-    columns += [Percent(kind, "max") for kind in FOREIGN]
-    return Table("Flagged as unknown, single images", columns, table, "In percent.")
+    groups = rows.where(superfluous=min(cfg.superfluous)).by("stream", "inputs").items()
+    every = [(*key, by, found.values(lambda row: row["unknown"][by])) for key, found in groups for by in FLAGS]  # noqa: B023
+    kinds = {"known": Percent("known (false alarms)", "min"), **{kind: Percent(kind, "max") for kind in FOREIGN}}
+    columns = [(name, itemgetter(i)) for i, name in enumerate(("stream", "inputs", "flagged by"))]
+    means = [(column, partial(flagged_of, kind)) for kind, column in kinds.items()]
+    return table("Flagged as unknown, single images", [*columns, *means], every, "In percent.")
+
+
+def flagged_of(kind: str, each: tuple[Any, ...]) -> Mean:
+    """The mean of what was flagged of a kind of inputs."""
+    return Mean.of(found[kind] for found in each[-1])
 
 
 def headline(cfg: Config, rows: Rows) -> Headline:
     """One number of the first stream, with that of the method which stores nothing beside it."""
     group = max(cfg.groups)
     (stream, *_), found = next(iter(rows.by("stream", "inputs", "superfluous").items()))
-    values = [fmean(found.values(right(method, group))) for method in ("shortlist", "exhaustive")]
+    values = [right(group, (method, found)).mean for method in ("shortlist", "exhaustive")]
     what = f"right task, {stream} MNIST, {group} images: with stored means, and without (exhaustive)"
     return Headline(what, f"{values[0]:.1%}, {values[1]:.1%}", "no numbers")
 

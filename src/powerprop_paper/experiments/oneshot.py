@@ -14,7 +14,7 @@ preset `cpu` trains a network made for speed to about 90% with what such network
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -27,35 +27,24 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save as to_safetensors
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 import powerprop as pp
 from powerprop.files import replacing
 from powerprop.select import select
 from powerprop_paper import data, models, pruning
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.experiments import Columns, ImageSettings, Story, best, table, train_images
+from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat
 from powerprop_paper.pruning import LAYERWISE, SEEN, PruneMode, inside, layerwise_masks, weights_of
 from powerprop_paper.report import Curve, Mean, Point, pruning_curves, scatter, weight_change
-from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
-from powerprop_paper.settings import (
-    Below1,
-    Count,
-    EachOnce,
-    Natural,
-    NonNegative,
-    Positive,
-    Powers,
-    Range,
-    Seeds,
-    Settings,
-    require,
-)
-from powerprop_paper.train import MetricsLog, Precision, accuracy_in, equal_rate, fit, local_device, triangle
+from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
+from powerprop_paper.settings import Below1, EachOnce, NonNegative, Positive, Powers, Range, Seeds, require
+from powerprop_paper.train import Precision, local_device, triangle
 
 TARGETS: Final = "targets"
 DIRECT, LASSO = "direct", "lasso"
 """Trained through virtual targets, on φ itself, and with ordinary weights under a penalty λ|w|."""
+RIVAL = "α = 1 with an L1 penalty"
 SURVIVORS, SAMPLED = 0.1, 10_000
 """The fraction kept in figures 2c and 2d, 90% sparsity, and the number of weights drawn there."""
 RANGES = ((0.05, 0.2), (0.03, 0.1))
@@ -72,6 +61,9 @@ class Candidate(NamedTuple):
     lr: float
     decay: float
 
+    def __str__(self) -> str:
+        return f"lr {self.lr:g} with decay {self.decay:g}"
+
 
 class Method(NamedTuple):
     """One curve of the figure."""
@@ -80,8 +72,8 @@ class Method(NamedTuple):
     parametrization: str
 
 
-@dataclass(frozen=True)
-class Config(Settings):
+@dataclass(frozen=True, kw_only=True)
+class Config(ImageSettings):
     """The settings of a one-shot pruning experiment."""
 
     data: Literal["mnist", "fashion-mnist", "cifar10"] = "mnist"
@@ -93,15 +85,14 @@ class Config(Settings):
     lrs: tuple[Positive, ...] = (0.1, 0.2, 0.5, 1.0, 2.0)
     """candidates of the learning rate; with one there is no tuning"""
     decays: tuple[NonNegative, ...] = ()
-    """the weight decay of each of these candidates; without any it is `weight_decay` for all"""
+    """the weight decay of each of these candidates; without any it is `weight_decay` for all. With `magnitude`, φ that
+    is trained directly decays such that a weight of that size does so equally fast"""
     lassos: tuple[Positive, ...] = ()
     """further candidates, of one more row: ordinary weights (α = 1) at the first learning rate with a penalty λ|w| of
     this strength, beside the weight decay of all"""
     magnitude: NonNegative = 0.0
-    """the candidates are those of α = 1, and for other powers such that a weight of this size learns, and on φ directly
-    decays, equally fast; 0 takes them as they are for all"""
-    seeds: Seeds = 5
-    """runs of each method at its chosen learning rate"""
+    """on φ directly, the candidates are such that a weight of this size learns and decays as fast as under α = 1; 0
+    takes them as they are"""
     tuning_seeds: Seeds = 1
     """runs of each candidate"""
     tolerance: NonNegative = 0.005
@@ -113,23 +104,9 @@ class Config(Settings):
     """optimiser"""
     momentum: NonNegative = 0.0
     """of SGD"""
-    nesterov: bool = False
-    """look ahead along the momentum"""
-    weight_decay: NonNegative = 0.0
-    """of the optimiser"""
-    steps: Count = 20_000
-    """training steps"""
-    batch: Count = 60
-    """images per step"""
     peak: Below1 = 0.0
     """the learning rate rises linearly up to this fraction of the training and falls linearly to zero; 0 leaves it
     constant"""
-    label_smoothing: Below1 = 0.0
-    """of the cross-entropy"""
-    shift: Natural = 0
-    """training images are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they are"""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of the forward and backward pass, and of the passes by which a pruned network is measured"""
     init: Literal["truncated_fan_in", "glorot_normal", "he_normal"] = "truncated_fan_in"
     """initialisation of the weights"""
     pixels: Literal["unit", "standard"] = "unit"
@@ -138,12 +115,6 @@ class Config(Settings):
     """multiplies the channels of Conv-6 and of the fast network"""
     batch_norm: bool = False
     """after each convolution of Conv-6; its variables are not pruned"""
-    train: Natural = 0
-    """the first so many training images are trained on; 0 means all that are not held back"""
-    validation: Count = 5_000
-    """the last so many training images choose the learning rate"""
-    test: Natural = 0
-    """the first so many test images are measured; 0 means all"""
     points: Annotated[int, Range(2)] = 20
     """size of the grid of fractions kept, evenly spaced on a log scale up to 1"""
     min_kept: Annotated[float, Range(0, 1, above=True, below=True)] = 0.01
@@ -152,15 +123,13 @@ class Config(Settings):
     """the range of fractions kept that the headline averages over"""
     prune_modes: Annotated[tuple[PruneMode, ...], EachOnce()] = (LAYERWISE,)
     """ways to prune; the learning rate is chosen by the first, which the main figure shows"""
-    checkpoint_every: Count = 1000
-    """steps between checkpoints"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = len(self.decays) in (0, len(self.lrs))
         require(fits, f"decays must be as many as the {len(self.lrs)} learning rates, or none, got {self.decays}")
         for alpha in self.alphas:
-            tried = self.candidates(Method(alpha, TARGETS))
+            tried = self.candidates(Method(alpha, self.parametrization[-1]))
             text = tuple(zip(self.lrs, self.decays, strict=True)) if self.decays else self.lrs
             require(len(set(tried)) == len(tried) > 0, f"learning rates must be different, got {text}")
         message = f"shift moves images of networks of convolutions, got {self.shift} with {self.model}"
@@ -190,6 +159,15 @@ class Config(Settings):
         every = [Method(alpha, form if alpha > 1 else TARGETS) for form, alpha in pairs]
         return list(dict.fromkeys([*every, *([Method(1.0, LASSO)] if self.lassos else [])]))
 
+    @property
+    def tried(self) -> list[tuple[Method, Candidate]]:
+        """Every method with every candidate."""
+        return [(method, each) for method in self.methods for each in self.candidates(method)]
+
+    def chooses(self, method: Method) -> bool:
+        """True unless it has what is chosen for α = 1."""
+        return self.rate == "paper" or method.alpha == 1 or method.parametrization == DIRECT or 1.0 not in self.alphas
+
     def candidates(self, method: Method) -> tuple[Candidate, ...]:
         """What is tried for a method; what is scaled for its power is rounded to two digits.
 
@@ -198,12 +176,13 @@ class Config(Settings):
         if method.parametrization == LASSO:
             return tuple(Candidate(self.lrs[0], each) for each in self.lassos)
         decays = self.decays or (self.weight_decay,) * len(self.lrs)
-        pairs = [Candidate(lr, decay) for lr, decay in zip(self.lrs, decays, strict=True)]
-        if not self.magnitude or method.alpha == 1:
-            return tuple(pairs)
-        scale = equal_rate(1.0, self.magnitude, method.alpha)
-        of_phi = 1 / (method.alpha * scale) if self.parametrization == (DIRECT,) else 1.0
-        return tuple(Candidate(float(f"{scale * lr:.2g}"), float(f"{of_phi * decay:.2g}")) for lr, decay in pairs)
+        if not self.magnitude or method.parametrization != DIRECT:
+            return tuple(map(Candidate, self.lrs, decays))
+        scale = self.magnitude ** (2 / method.alpha - 2) / method.alpha**2
+        pairs = zip(self.lrs, decays, strict=True)
+        return tuple(
+            Candidate(float(f"{scale * lr:.2g}"), float(f"{decay / (method.alpha * scale):.2g}")) for lr, decay in pairs
+        )
 
 
 SMALL: dict[str, Any] = {
@@ -213,14 +192,14 @@ MNIST = {
     "smoke": Config(**SMALL, lrs=(0.2, 0.5), seeds=2, checkpoint_every=10),
     "demo": Config(alphas=(1.0, 2.0, 3.0), lrs=(0.5,), seeds=2, steps=8_000),
     "cpu": Config(tuning_seeds=5),
-    "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal"),
+    "paper": Config(lrs=(0.0025,), steps=50_000, momentum=0.9, init="glorot_normal", rate="paper"),
 }  # fmt: skip
 
 ADAM: dict[str, Any] = {"optimiser": "adam", "parametrization": (TARGETS, DIRECT), "lrs": (0.001,)}
 OPTIMISERS = {
     "smoke": Config(**ADAM, **SMALL, seeds=1, checkpoint_every=20),
     "cpu": Config(**ADAM, alphas=(1.0, 2.0)),
-    "paper": Config(**ADAM, alphas=(1.0, 2.0, 3.0, 4.0), steps=50_000, init="glorot_normal"),
+    "paper": Config(**ADAM, alphas=(1.0, 2.0, 3.0, 4.0), steps=50_000, init="glorot_normal", rate="paper"),
 }
 FAST: dict[str, Any] = {
     "data": "cifar10", "model": "fast-cifar", "init": "he_normal", "pixels": "standard", "magnitude": 0.1,
@@ -240,7 +219,7 @@ CIFAR = {
     ),
     "paper": Config(
         data="cifar10", model="conv6", lrs=(0.0025,), steps=100_000, momentum=0.9, init="glorot_normal",
-        pixels="standard", batch_norm=True,
+        pixels="standard", batch_norm=True, rate="paper",
     ),
 }  # fmt: skip
 
@@ -264,26 +243,18 @@ def train(
     splits = data.load_splits(cfg.data, cfg.pixels, cfg.validation, cfg.train, cfg.test).to(device)
     model = build(cfg, seed).to(device)
     before = weights_of(model)
-    precision = Precision(cfg.precision, device.type)
     optimizer = make_optimizer(cfg, model, alpha, parametrization, lr, decay)
-    augment = None if cfg.flat else data.random_shift_flip(cfg.shift)
-    batches = data.Batches(*splits.train, cfg.batch, torch.Generator().manual_seed(seed), augment)
-    with MetricsLog(folder / "metrics.jsonl") as log:
-        fit(
-            model, optimizer, batches, cfg.steps, loss=partial(cross_entropy, label_smoothing=cfg.label_smoothing),
-            schedule=(lambda step: triangle(step / cfg.steps, cfg.peak)) if cfg.peak else None, precision=precision,
-            checkpoint=folder / "checkpoint.pt", checkpoint_every=cfg.checkpoint_every, log=log,
-            evaluate=lambda model: {"accuracy": accuracy_in(precision, model, splits.validation)},
-            eval_every=cfg.checkpoint_every,
-            progress=lambda step, values: progress(step / cfg.steps, {"step": step, **values}),
-        )  # fmt: skip
+    train_images(
+        cfg, folder, progress, model, optimizer, splits, seed, cfg.steps, not cfg.flat,
+        schedule=(lambda step: triangle(step / cfg.steps, cfg.peak)) if cfg.peak else None,
+    )  # fmt: skip
     pp.fold(model)
     after = weights_of(model)
     survivors = layerwise_masks(after, SURVIVORS)
     with replacing(folder / "weights.safetensors") as file:
         generator = torch.Generator().manual_seed(seed)
         file.write(to_safetensors(pruning.sample(before, after, survivors, SAMPLED, generator)))
-    with precision.autocast(device):  # pruned in four ways: half of a job's time
+    with Precision(cfg.precision, device.type).autocast(device):  # pruned in four ways: half of a job's time
         curves = pruned_accuracies(cfg, model, splits)
     overlap = [layerwise_masks(after, kept).overlap(layerwise_masks(before, kept)) for kept in cfg.grid]
     return {"kept": cfg.grid, **curves, "overlap": overlap, **pruning.movement(before, after, survivors)}
@@ -324,7 +295,7 @@ def make_optimizer(
                     weight.grad.add_(weight.detach().sign(), alpha=decay)
 
         base.register_step_pre_hook(pull)
-    return pp.Powerprop(base, model, alpha, rate="paper") if parametrization == TARGETS else base
+    return pp.Powerprop(base, model, alpha, rate=cfg.rate) if parametrization == TARGETS else base
 
 
 def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dict[str, Any]:
@@ -340,35 +311,25 @@ def pruned_accuracies(cfg: Config, model: nn.Module, splits: data.Splits) -> dic
 # The choice of the learning rate, on validation images, for the baseline as for every other method.
 
 
-class Score(NamedTuple):
-    """Validation accuracy: averaged over the whole grid, dense point included, and of the dense network."""
-
-    pruned: float
-    dense: float
-
-
-def score(tried: Rows) -> Score | None:
-    """The score of a candidate, averaged over its seeds; None if one of them diverged."""
-    if tried.lost or not tried:
-        return None
-    return Score(fmean(tried.values(lambda r: fmean(r["validation"]))), fmean(r["validation"][-1] for r in tried))
-
-
 def choose(cfg: Config, method: Method, tuning: Rows) -> Candidate:
     """The best pruned among the candidates whose dense accuracy is within `tolerance` of the best dense one.
 
     (The paper chose by the dense network alone; a learning rate so high that it spoils the dense network can still
     leave one that prunes well.) The test set plays no part in it.
     """
-    candidates = cfg.candidates(method)
-    if len(candidates) == 1:
-        return candidates[0]
-    scores = {each: found for each in candidates if (found := score(rows_of(tuning, method, each)))}
-    if not scores:
-        rates = ", ".join(f"{each.lr:g}" for each in candidates)
-        raise RunError(f"training diverged at every learning rate of {rates} for alpha = {method.alpha:g}")
-    enough = max(found.dense for found in scores.values()) - cfg.tolerance
-    return max((each for each in scores if scores[each].dense >= enough), key=lambda each: scores[each].pruned)
+    tried = {each: rows_of(tuning, method, each) for each in cfg.candidates(method)}
+    what = f"training for alpha = {method.alpha:g}"
+    return best(what, tried, average, dense=partial(average, of=dense), tolerance=cfg.tolerance)
+
+
+def dense(row: Row) -> float:
+    """Validation accuracy before anything is pruned."""
+    return float(row["validation"][-1])
+
+
+def average(rows: Rows, of: Callable[[Row], float] = lambda row: fmean(row["validation"])) -> float:
+    """Validation accuracy, by default averaged over the whole grid, the dense network included; mean over the seeds."""
+    return fmean(rows.values(of))
 
 
 def rows_of(rows: Rows, method: Method, candidate: Candidate) -> Rows:
@@ -379,131 +340,138 @@ def rows_of(rows: Rows, method: Method, candidate: Candidate) -> Rows:
 # The page.
 
 
-class Story(NamedTuple):
-    """The words of a page; `full` are the settings of the paper, `printed` is what it says of the gain."""
-
-    title: str
-    paper: str
-    intro: str
-    full: Config
-    printed: str = "shown in a figure, no value printed"
-
-
 @dataclass(frozen=True)
 class MethodRows:
-    """A method with its chosen candidate, and its seeds."""
+    """A method with a candidate, and its seeds; the lesser of two forms of the same power is drawn plain."""
 
+    cfg: Config
     method: Method
-    label: str
-    chosen: Candidate
+    candidate: Candidate
     rows: Rows
-    plain: bool
 
-    def mean(self, of: Callable[[Any], float]) -> Mean:
-        """Mean and std over the seeds of a number of each."""
-        return Mean.of(self.rows.values(of))
+    @property
+    def rival(self) -> bool:
+        """True for ordinary weights under a penalty λ|w|."""
+        return self.method.parametrization == LASSO
 
-    def at(self, points: Sequence[int]) -> Mean:
+    @property
+    def plain(self) -> bool:
+        """How it is drawn."""
+        return self.rival or (self.method.parametrization == DIRECT and len(self.cfg.parametrization) > 1)
+
+    @property
+    def label(self) -> str:
+        """The method in words."""
+        alpha, form = self.method
+        if self.rival:
+            return RIVAL
+        if self.cfg.optimiser == "sgd":
+            return "baseline (α = 1)" if alpha == 1 else f"α = {alpha:g}"
+        way = {TARGETS: "through virtual targets", DIRECT: "on φ directly"}[form]
+        return "Adam (α = 1)" if alpha == 1 else f"Adam {way} (α = {alpha:g})"
+
+    @property
+    def settings(self) -> str:
+        """The candidate in words."""
+        lr, decay = self.candidate
+        if self.rival:
+            return f"λ = {decay:g}"
+        return f"lr {lr:g}" + (f", decay {decay:g}" if self.cfg.decays else "")
+
+    @property
+    def score(self) -> float | None:
+        """By which the candidate is chosen; nothing of one that diverged."""
+        return None if self.rows.lost else average(self.rows)
+
+    @property
+    def dense_score(self) -> float | None:
+        """The same of the dense network alone."""
+        return None if self.rows.lost else average(self.rows, dense)
+
+    def at(self, points: Iterable[int]) -> Mean:
         """The test accuracy, averaged over some points of the grid."""
-        return self.mean(lambda row: fmean(row["test"][i] for i in points))
+        return Mean.of(self.rows.values(lambda row: fmean(row["test"][i] for i in points)))
 
-    def curve(self, cfg: Config, of: str | Callable[[Any], list[float]]) -> Curve:
+    @property
+    def band(self) -> Mean:
+        """The same over the points of the band."""
+        return self.at(self.cfg.band_points)
+
+    @property
+    def dense(self) -> Mean:
+        """The same before anything is pruned."""
+        return self.at([-1])
+
+    def curve(self, of: str | Callable[[Any], list[float]]) -> Curve:
         """A number of each seed at every point of the grid."""
-        return Curve(self.label, self.method.alpha, cfg.grid, self.rows.values(of), plain=self.plain)
+        return Curve(self.label, self.method.alpha, self.cfg.grid, self.rows.values(of), plain=self.plain)
 
 
 def main(cfg: Config, run: Run, story: Story) -> Page:
     """Tune, train all seeds with what was chosen, and say what was found."""
     run.prepare(lambda: find_data(cfg))
-    tried = [(method, each) for method in cfg.methods for each in cfg.candidates(method)]
     tuned = len(cfg.lrs) > 1 or len(cfg.lassos) > 1
+    tried = [(method, each) for method, each in cfg.tried if cfg.chooses(method)]
     tuning = run.map(train, jobs(tried, cfg.tuning_seeds)) if tuned else Rows()
-    chosen = {method: choose(cfg, method, tuning) for method in cfg.methods}
+    own = {method: choose(cfg, method, tuning) for method in cfg.methods if cfg.chooses(method)}
+    chosen = {method: own.get(method) or own[Method(1.0, TARGETS)] for method in cfg.methods}
     final = run.map(train, jobs(chosen.items(), cfg.seeds))
-    measured = [measure(cfg, method, each, rows_of(final, method, each)) for method, each in chosen.items()]
+    measured = [MethodRows(cfg, method, each, rows_of(final, method, each)) for method, each in chosen.items()]
     measured = [m for m in measured if m.rows.finished]
-    sections = [accuracy_section(cfg, measured), *modes_section(cfg, measured), overlap_section(cfg, measured)]
+    sections = [accuracy_section(cfg, measured), *modes_section(cfg, measured), overlap_section(measured)]
     sections.append(weights_section(measured))
     if len(cfg.lrs) > 1:
         every = Rows({row.folder: row for row in [*tuning, *final]}.values())
         sections += [tuning_section(cfg, tuning, measured), frontier_section(cfg, every)]
-    verdict = verdict_of(cfg, measured, story)
-    return Page(story.title, f"{story.intro}\n\n{run_note(cfg, story.full)}", sections, story.paper, *verdict)
+    intro = f"{story.intro}\n\nThis run: {extent(cfg)}."
+    if cfg.parametrization == (DIRECT,):
+        intro += (
+            " α > 1 is trained on φ directly, so that weight decay is one of φ, a penalty of |w|^(2/α): weights that "
+            "nothing holds go to zero, where a decay of w leaves small ones as they are."
+        )
+    intro += "" if cfg == story.full else f" In full (preset `paper`): {extent(story.full)}."
+    return Page(story.title, intro, sections, story.paper, *verdict_of(measured, story.printed))
 
 
-def jobs(pairs: Any, seeds: int) -> list[dict[str, Any]]:
+def jobs(pairs: Iterable[tuple[Method, Candidate]], seeds: int) -> list[dict[str, Any]]:
     """The settings of trainings: methods with candidates, from every seed."""
     return [{**method._asdict(), **each._asdict(), "seed": seed} for method, each in pairs for seed in range(seeds)]
 
 
-def measure(cfg: Config, method: Method, chosen: Candidate, rows: Rows) -> MethodRows:
-    """What the reader sees of a method: the lesser of two forms of the same power is drawn plain."""
-    plain = method.parametrization == LASSO or (method.parametrization == DIRECT and len(cfg.parametrization) > 1)
-    return MethodRows(method, label(cfg, method), chosen, rows, plain)
-
-
-def label(cfg: Config, method: Method) -> str:
-    """A method in words."""
-    if method.parametrization == LASSO:
-        return "α = 1 with an L1 penalty"
-    if cfg.optimiser == "sgd":
-        return "baseline (α = 1)" if method.alpha == 1 else f"α = {method.alpha:g}"
-    way = {TARGETS: "through virtual targets", DIRECT: "on φ directly"}[method.parametrization]
-    return "Adam (α = 1)" if method.alpha == 1 else f"Adam {way} (α = {method.alpha:g})"
-
-
-def baseline_and_best(measured: Sequence[MethodRows]) -> tuple[MethodRows, MethodRows] | None:
-    """The method with α = 1, and the one with α > 1 that scores best on validation images, if both were run."""
-    base = next((m for m in measured if m.method.alpha == 1), None)
-    others = [m for m in measured if m.method.alpha > 1]
-    if base is None or not others:
-        return None
-    return base, max(others, key=lambda m: m.mean(lambda row: fmean(row["validation"])).mean)
-
-
-def run_note(cfg: Config, full: Config) -> str:
-    """What this run did, and what is shortened in it, for a reader who will compare it with the paper."""
-    passes = "" if cfg.precision == "float32" else f", passes in {cfg.precision}"
-    note = f"This run: {extent(cfg)}{passes}."
-    if cfg.parametrization == (DIRECT,):
-        note += (
-            " α > 1 is trained on φ directly, so that weight decay is one of φ, a penalty of |w|^(2/α): weights that "
-            "nothing holds go to zero, where a decay of w leaves small ones as they are."
-        )
-    return note if cfg == full else f"{note} In full (preset `paper`): {extent(full)}."
-
-
 def extent(cfg: Config) -> str:
-    """The network and how much of a training it gets."""
+    """The network and how much of a training it gets, for a reader who will compare it with the paper."""
     width = f" with {cfg.width:g} times the channels" if cfg.width != 1 else ""
-    measured = f"the first {cfg.test:,} test images" if cfg.test else "all test images"
     trained = f" of the first {cfg.train:,}" if cfg.train else ""
-    return f"{cfg.model}{width}, {cfg.steps:,} steps of {cfg.batch} images{trained}, {cfg.runs}, {measured}"
+    passes = f", passes in {cfg.precision}" if cfg.precision != "float32" else ""
+    return f"{cfg.model}{width}, {cfg.steps:,} steps of {cfg.batch} images{trained}, {cfg.runs}, {cfg.tested}{passes}"
 
 
 def accuracy_section(cfg: Config, measured: Sequence[MethodRows]) -> Section:
     """Accuracy against weights kept: a figure, and a table with a few fractions and the mean over the band."""
-    curves = [m.curve(cfg, "test") for m in measured]
     at = sorted({int(np.argmin(np.abs(np.log(cfg.grid) - np.log(kept)))) for kept in COLUMNS_AT}, reverse=True)
-    columns: list[str | Column] = [
-        "", "lr", *(["decay"] if cfg.decays else []), Percent("dense", "max", 2),
-        *(Percent(f"{cfg.grid[i]:.1%} kept", "max") for i in at), Percent(f"{percents(cfg.band)} kept", "max"),
-    ]  # fmt: skip
-    dense = [len(cfg.grid) - 1]
-    rows: list[list[Value]] = [
-        [m.label, *settings_of(cfg, m), m.at(dense), *(m.at([i]) for i in at), m.at(cfg.band_points)] for m in measured
-    ]
     lost = sum(m.rows.lost for m in measured)
-    caption = "Test accuracy in percent after one-shot pruning, without retraining; ranges are means over the grid."
-    table = Table("Accuracy against weights kept", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
+    shown = table(
+        "Accuracy against weights kept",
+        [
+            ("", lambda m: m.label), ("lr", lambda m: f"{m.candidate.lr:g}"),
+            *([("decay", lambda m: f"{m.candidate.decay:g}")] if cfg.decays else []),
+            (Percent("dense", "max", 2), lambda m: m.dense),
+            *((Percent(f"{cfg.grid[i]:.1%} kept", "max"), partial(MethodRows.at, points=[i])) for i in at),
+            (Percent(f"{percents(cfg.band)} kept", "max"), lambda m: m.band),
+        ],
+        measured,
+        "Test accuracy in percent after one-shot pruning, without retraining; ranges are means over the grid."
+        + (f" {lost} runs diverged." if lost else ""),
+    )  # fmt: skip
     title = "Accuracy after one-shot pruning"
     text = (
         "Each network is trained densely, then the weights of smallest magnitude are set to zero, once, without any "
         f"training afterwards: {pruning.described(cfg.prune_modes[0])}."
     )
     caption = "Mean over the seeds, band of one standard deviation. The headline averages over the shaded range."
+    curves = [m.curve("test") for m in measured]
     picture = Figure("accuracy", pruning_curves, curves, title=title, highlight=cfg.band, caption=caption)
-    return Section(title, text, [picture], [table])
+    return Section(title, text, [picture], [shown])
 
 
 def percents(band: tuple[float, float]) -> str:
@@ -511,43 +479,38 @@ def percents(band: tuple[float, float]) -> str:
     return f"{100 * band[0]:g}–{100 * band[1]:g}%"
 
 
-def settings_of(cfg: Config, m: MethodRows) -> list[str]:
-    """What a method was trained with: the rate, and the decay where there are several."""
-    return [f"{each:g}" for each in (m.chosen if cfg.decays else m.chosen[:1])]
-
-
 def modes_section(cfg: Config, measured: Sequence[MethodRows]) -> list[Section]:
     """The same networks pruned in the other ways: a figure each, and the mean over two ranges of weights kept."""
     first, *others = cfg.prune_modes
     if not others:
         return []
-    curves = {first: [m.curve(cfg, "test") for m in measured]}
-    curves |= {mode: [m.curve(cfg, lambda row: row["others"][mode]) for m in measured] for mode in others}  # noqa: B023
-    shown = [
+    curves = [(first, m.curve("test")) for m in measured]
+    curves += [(mode, m.curve(lambda row: row["others"][mode])) for mode in others for m in measured]  # noqa: B023
+    figures = [
         Figure(
-            f"accuracy-{mode.replace(' ', '-')}", pruning_curves, curves[mode], title=f"Pruned {mode}",
-            caption=f"{pruning.described(mode).capitalize()}.",
+            f"accuracy-{mode.replace(' ', '-')}", pruning_curves, [curve for each, curve in curves if each == mode],
+            title=f"Pruned {mode}", caption=f"{pruning.described(mode).capitalize()}.",
         )
         for mode in others
     ]  # fmt: skip
-    rows: list[list[Value]] = [
-        [f"{mode}: {curve.label}", *(Mean.of(curve.runs[:, inside(cfg.grid, each)].mean(axis=1)) for each in RANGES)]
-        for mode in cfg.prune_modes
-        for curve in curves[mode]
-    ]
-    columns: list[str | Column] = ["", *(Percent(f"{percents(each)} kept", "max") for each in RANGES)]
+    means: Columns = [(Percent(f"{percents(each)} kept", "max"), partial(mean_inside, cfg, each)) for each in RANGES]
+    columns: Columns = [("", lambda pair: f"{pair[0]}: {pair[1].label}"), *means]
     text = (
         "What a pruned network answers depends on how it was pruned as much as on how it was trained: one ranking of "
         "all layers leaves more where it matters, and statistics of batch norms that fit the pruned network restore "
         "much of what seemed lost. The networks, and their learning rates, are those of the figure above."
     )
-    return [Section("Pruned in other ways", text, shown, [Table("Test accuracy by way of pruning", columns, rows)])]
+    return [Section("Pruned in other ways", text, figures, [table("Test accuracy by way of pruning", columns, curves)])]
 
 
-def overlap_section(cfg: Config, measured: Sequence[MethodRows]) -> Section:
+def mean_inside(cfg: Config, band: tuple[float, float], curve: tuple[str, Curve]) -> Mean:
+    """The mean of a curve over a range of weights kept."""
+    return Mean.of(curve[1].runs[:, inside(cfg.grid, band)].mean(axis=1))
+
+
+def overlap_section(measured: Sequence[MethodRows]) -> Section:
     """Figure 2b."""
-    curves = [m.curve(cfg, "overlap") for m in measured]
-    title = "Overlap of the masks before and after training"
+    curves, title = [m.curve("overlap") for m in measured], "Overlap of the masks before and after training"
     picture = Figure("overlap", pruning_curves, curves, title=title, ylabel="overlap of the two masks")
     text = (
         "The fraction of the weights kept after training that pruning at initialisation would have kept too. "
@@ -574,26 +537,26 @@ def weights_section(measured: Sequence[MethodRows]) -> Section:
         "sign_changes": "sign changed", "sign_changes_of_survivors": "sign changed, survivors",
         "near_zero_before": "|w| < 0.001 before", "near_zero_after": "|w| < 0.001 after",
     }  # fmt: skip
-    rows = [[m.label, *(m.rows.mean(name) for name in names)] for m in measured]
-    table = Table("Weights", ["", *map(Percent, names.values())], rows, "In percent.")
+    columns = [(Percent(title), partial(lambda name, m: m.rows.mean(name), name)) for name, title in names.items()]
     text = f"Survivors are the weights kept when the trained network is pruned to {SURVIVORS:.0%}."
-    return Section("What training does to the weights", text, pictures, [table])
+    numbers = table("Weights", [("", lambda m: m.label), *columns], measured, "In percent.")
+    return Section("What training does to the weights", text, pictures, [numbers])
 
 
 def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) -> Section:
     """What every candidate came to on the validation images, and which was chosen."""
-    rows: list[list[Value]] = []
-    better: list[str] = []
-    for m in measured:
-        scores = {each: score(rows_of(tuning, m.method, each)) for each in cfg.candidates(m.method)}
-        best = scores[m.chosen]
-        for each, found in scores.items():
-            name = candidate_name(cfg, m.method, each)
-            mark = "chosen" if each == m.chosen else "" if found else "diverged"
-            rows.append([m.label, name, *(found or (None, None)), mark])
-            better += [f"{m.label} with {name}"] if found and best and found.pruned > best.pruned else []
-    scores_shown = [Percent(name, digits=2) for name in ("mean over the grid", "dense")]
-    table = Table("Validation score", ["", "candidate", *scores_shown, ""], rows)
+    chosen = {m.method: m.candidate for m in measured if cfg.chooses(m.method)}
+    every = [MethodRows(cfg, *pair, rows_of(tuning, *pair)) for pair in cfg.tried if pair[0] in chosen]
+    kept = {m.method: m.score or 1.0 for m in every if m.candidate == chosen[m.method]}
+
+    def mark(m: MethodRows) -> str:
+        return "chosen" if m.candidate == chosen[m.method] else "diverged" if m.rows.lost else ""
+
+    columns: Columns = [
+        ("", lambda m: m.label), ("candidate", lambda m: m.settings),
+        (Percent("mean over the grid", digits=2), lambda m: m.score),
+        (Percent("dense", digits=2), lambda m: m.dense_score), ("", mark),
+    ]  # fmt: skip
     text = (
         f"The learning rate{' and the decay' if cfg.decays else ''} of each row, the baseline included, is chosen on "
         f"the last {cfg.validation:,} training images, which are not trained on: among the candidates whose dense "
@@ -602,34 +565,25 @@ def tuning_section(cfg: Config, tuning: Rows, measured: Sequence[MethodRows]) ->
         f"tuning {'seed' if cfg.tuning_seeds == 1 else 'seeds'}. The test images play no part in any choice."
     )
     if cfg.magnitude:
-        decays = " and decays" if cfg.decays and DIRECT in cfg.parametrization else ""
+        decays = " and decays" if cfg.decays else ""
         size = f"a weight of size {cfg.magnitude:g}"
         text += f" The candidates of a power are such that {size} learns{decays} equally fast."
+    if len(chosen) < len(measured):
+        text += " Powers that are not here have what is chosen for α = 1."
+    better = [f"{m.label} with {m.settings}" for m in every if (m.score or 0.0) > kept[m.method]]
     if better:
         text += f"\n\nPassed over for their dense accuracy, though they prune better: {', '.join(better)}."
-    return Section("Choice of the learning rate", text, (), [table])
-
-
-def candidate_name(cfg: Config, method: Method, each: Candidate) -> str:
-    """A candidate as a reader sees it."""
-    if method.parametrization == LASSO:
-        return f"λ = {each.decay:g}"
-    return f"lr {each.lr:g}" + (f", decay {each.decay:g}" if cfg.decays else "")
+    return Section("Choice of the learning rate", text, (), [table("Validation score", columns, every)])
 
 
 def frontier_section(cfg: Config, every: Rows) -> Section:
     """One point for each power and learning rate: what a network knows dense, and what is left of it when pruned."""
     points, lost = [], []
-    for method in cfg.methods:
-        for each in cfg.candidates(method):
-            power = "L1" if method.parametrization == LASSO else f"α = {method.alpha:g}"
-            name = f"{power}, {each.lr:g}" + (f", {each.decay:g}" if cfg.decays else "")
-            tried = rows_of(every, method, each)
-            if pruned := tried.mean(lambda row: fmean(row["test"][i] for i in cfg.band_points)):
-                dense = 100 * fmean(tried.values(lambda row: row["test"][-1]))
-                points.append(Point(name, dense, pruned, method.alpha))
-            if tried.lost:
-                lost.append(f"{name} ({tried.lost} of {len(tried)})")
+    for m in (MethodRows(cfg, *pair, rows_of(every, *pair)) for pair in cfg.tried):
+        power = "L1" if m.rival else f"α = {m.method.alpha:g}"
+        name = f"{power}, {m.candidate.lr:g}" + (f", {m.candidate.decay:g}" if cfg.decays else "")
+        points += [Point(name, 100 * m.dense.mean, m.band, m.method.alpha)] if m.rows.finished else []
+        lost += [f"{name} ({m.rows.lost} of {len(m.rows)})"] if m.rows.lost else []
     least = max((point.x for point in points), default=0.0) - 100 * TRAINED
     weak = [f"{point.method} ({point.x:.1f}%)" for point in points if point.x < least]
     text = (
@@ -649,73 +603,67 @@ def frontier_section(cfg: Config, every: Rows) -> Section:
     return Section("What a learning rate buys", text, [picture] if points else [])
 
 
-def verdict_of(
-    cfg: Config, measured: Sequence[MethodRows], story: Story
-) -> tuple[list[Stat], Headline | None, dict[str, float]]:
-    """The numbers at the top; the largest gain, which the paper speaks of, and the mean over the band."""
-    if (pair := baseline_and_best(measured)) is None:
+def verdict_of(measured: Sequence[MethodRows], printed: str) -> tuple[list[Stat], Headline | None, dict[str, float]]:
+    """The numbers at the top: of the power that scores best on validation images, and of the baseline.
+
+    The largest gain, which the paper speaks of, and the mean over the band.
+    """
+    base = next((m for m in measured if m.method.alpha == 1), None)
+    powers = [m for m in measured if m.method.alpha > 1]
+    if base is None or not powers:
         return [], None, {}
-    base, best = pair
-    gain, (peak, at), band = mean_gain(cfg, base, best), largest_gain(cfg, base, best), percents(cfg.band)
-    dense = [len(cfg.grid) - 1]
+    best = max(powers, key=lambda m: average(m.rows))
+    gains, band = best.curve("test").mean - base.curve("test").mean, percents(base.cfg.band)
+    peak, kept = 100 * float(gains.max()), base.cfg.grid[int(gains.argmax())]
+    gain, *rivals = (each.band.mean - base.band.mean for each in (best, *(m for m in measured if m.rival)))
     stats = [
         Stat("gain over the baseline", f"{100 * gain:+.1f} points", f"mean over {band} of the weights kept"),
-        Stat("largest gain", f"{100 * peak:+.1f} points", f"at {cfg.grid[at]:.1%} kept"),
-        *(Stat(m.label, f"{m.at(cfg.band_points).mean:.1%}", f"dense {m.at(dense).mean:.2%}") for m in (best, base)),
+        Stat("largest gain", f"{peak:+.1f} points", f"at {kept:.1%} kept"),
+        *(Stat(m.label, f"{m.band.mean:.1%}", f"dense {m.dense.mean:.2%}") for m in (best, base)),
     ]
     what = f"{best.label} against {base.label}: largest gain in test accuracy"
     what += f", and the mean over {band} of the weights kept"
-    here = f"{100 * peak:+.1f} points at {cfg.grid[at]:.1%}; mean {100 * gain:+.1f}"
-    for rival in (m for m in measured if m.method.parametrization == LASSO):
-        here += f" ({rival.label}: {100 * mean_gain(cfg, base, rival):+.1f})"
-    return stats, Headline(what, here, story.printed), {"gain": gain}
+    here = f"{peak:+.1f} points at {kept:.1%}; mean {100 * gain:+.1f}"
+    here += "".join(f" ({RIVAL}: {100 * each:+.1f})" for each in rivals)
+    return stats, Headline(what, here, printed), {"gain": gain}
 
 
-def mean_gain(cfg: Config, base: MethodRows, best: MethodRows) -> float:
-    """The difference of the mean test accuracies over the band."""
-    return best.at(cfg.band_points).mean - base.at(cfg.band_points).mean
-
-
-def largest_gain(cfg: Config, base: MethodRows, best: MethodRows) -> tuple[float, int]:
-    """The largest difference of the mean test accuracies at one point of the grid, and that point."""
-    gains = best.curve(cfg, "test").mean - base.curve(cfg, "test").mean
-    return float(gains.max()), int(gains.argmax())
-
-
-def experiment(
-    name: str, title: str, figure: str, presets: dict[str, Config], page: str, paper: str, intro: str, *printed: str
-) -> Experiment:
-    """An experiment with the words of its page."""
-    story = Story(page, paper, intro, presets["paper"], *printed)
-    return Experiment(name, title, figure, presets, partial(main, story=story))
-
-
+SHOWN = "shown in a figure, no value printed"
+STORIES = {
+    "mnist-oneshot": Story(
+        "One-shot pruning of LeNet-300-100 on MNIST",
+        "Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
+        "Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
+        "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
+        MNIST["paper"], SHOWN,
+    ),
+    "mnist-optimisers": Story(
+        "Powerpropagation with Adam on MNIST",
+        "Appendix A. The paper shows one figure and prints no values; it finds virtual targets best, Adam on φ "
+        "directly next, and plain Adam last.",
+        "Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
+        "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual "
+        "targets), it does not.", OPTIMISERS["paper"], SHOWN,
+    ),
+    "cifar-oneshot": Story(
+        "One-shot pruning on CIFAR-10",
+        "Section 5.1, figure 3a. The paper reports gains of up to 33 points at some sparsities, for the whole "
+        "network and 100,000 steps.",
+        "The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, "
+        "without retraining.", CIFAR["paper"], "gains of up to 33 points (whole network, 100,000 steps)",
+    ),
+}  # fmt: skip
+AFTER = "after one-shot pruning"
 EXPERIMENTS = {
-    each.name: each
-    for each in (
-        experiment(
-            "mnist-oneshot", "accuracy of LeNet-300-100 against weights kept, after one-shot pruning",
-            "figure 2 a–d, section 3", MNIST, "One-shot pruning of LeNet-300-100 on MNIST",
-            "Section 3, figure 2 a–d. The paper shows these results as figures and prints no values.",
-            "Powerpropagation trains the weights as `w = φ|φ|^(α-1)`: what is large grows, what is small stays small. "
-            "Networks trained this way keep their accuracy at sparsities where ordinary ones (α = 1) collapse.",
+    name: Experiment(name, title, paper, presets, partial(main, story=STORIES[name]))
+    for name, title, paper, presets in (
+        ("mnist-oneshot", f"accuracy of LeNet-300-100 against weights kept, {AFTER}", "figure 2 a–d, section 3", MNIST),
+        (
+            "mnist-optimisers",
+            f"Adam alone, on φ directly and through virtual targets, {AFTER}",
+            "appendix A",
+            OPTIMISERS,
         ),
-        experiment(
-            "mnist-optimisers", "Adam alone, on φ directly and through virtual targets, after one-shot pruning",
-            "appendix A", OPTIMISERS, "Powerpropagation with Adam on MNIST",
-            "Appendix A. The paper shows one figure and prints no values; it finds virtual targets best, Adam on φ "
-            "directly next, and plain Adam last.",
-            "Adam divides each gradient by a running estimate of its size. Applied to φ directly that undoes part of "
-            "Powerpropagation's effect; applied to the effective weights, with the step handed on to φ (virtual "
-            "targets), it does not.",
-        ),
-        experiment(
-            "cifar-oneshot", "accuracy on CIFAR-10 against weights kept, after one-shot pruning",
-            "figure 3a, section 5.1", CIFAR, "One-shot pruning on CIFAR-10",
-            "Section 5.1, figure 3a. The paper reports gains of up to 33 points at some sparsities, for the whole "
-            "network and 100,000 steps.",
-            "The protocol of the MNIST experiment on natural images: dense training, then magnitude pruning once, "
-            "without retraining.", "gains of up to 33 points (whole network, 100,000 steps)",
-        ),
+        ("cifar-oneshot", f"accuracy on CIFAR-10 against weights kept, {AFTER}", "figure 3a, section 5.1", CIFAR),
     )
 }  # fmt: skip

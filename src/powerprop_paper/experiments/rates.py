@@ -77,7 +77,7 @@ PRESETS = {
 def train(
     cfg: Config, folder: Path, progress: Progress, optimiser: Name, lr: float, alpha: float, rate: str, seed: int
 ) -> dict[str, Any]:
-    """LeNet-300-100 with PyTorch's own initialisation; accuracy dense, and pruned at once."""
+    """LeNet-300-100 with the paper's initialisation; accuracy dense, and pruned at once."""
     splits = data.load_splits("mnist", "unit", validation=cfg.validation)
     model = models.lenet_300_100(generator=torch.Generator().manual_seed(seed))
     base = OPTIMISERS[optimiser][0](list(model.parameters()), lr)

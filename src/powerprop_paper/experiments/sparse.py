@@ -10,48 +10,42 @@ table is of ResNet-50 on ImageNet (experiment `imagenet`); here the same methods
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import powerprop as pp
 from powerprop.allocate import Layers, at_most
-from powerprop.flops import count_flops
 from powerprop_paper import data, models
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.experiments import ImageSettings, listed, table, train_images
+from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.pruning import SEEN
-from powerprop_paper.report import Curve, Mean, Point, lines, scatter
-from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
-from powerprop_paper.settings import (
-    Below1,
-    Count,
-    EachOnce,
-    Natural,
-    NonNegative,
-    Positive,
-    Power,
-    Seeds,
-    Settings,
-    require,
+from powerprop_paper.report import Mean, lines
+from powerprop_paper.run import Experiment, Progress, Rows, Run
+from powerprop_paper.settings import Below1, Count, NonNegative
+from powerprop_paper.sparse_methods import METHODS, ONESHOT, UNPRUNED, parse
+from powerprop_paper.sparse_tables import (
+    TWINS,
+    SparseSettings,
+    against_sparsity,
+    cell,
+    check_method,
+    cost_figure,
+    cost_table,
+    curve,
+    exactness,
+    job,
+    methods_table,
+    sparsity_figure,
+    title_of,
+    weights_and_cost,
 )
-from powerprop_paper.sparse_methods import METHODS, ONESHOT, UNPRUNED, UPDATES_EVERY, asked, parse, training_cost
-from powerprop_paper.train import (
-    MetricsLog,
-    Precision,
-    accuracy_in,
-    equal_rate,
-    evaluate,
-    fit,
-    local_device,
-    read_metrics,
-)
+from powerprop_paper.train import evaluate, local_device, read_metrics
 
 MOMENTUM = 0.9
 NEAR = 0.003
@@ -86,90 +80,26 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Config(Settings):
+@dataclass(frozen=True, kw_only=True)
+class Config(ImageSettings, SparseSettings):
     """The settings of a sparse-training table."""
 
     task: Literal["mnist", "cifar10", "fast-cifar"]
     """LeNet-300-100, ResNet-20, or CIFAR-10 with a network made for speed"""
-    methods: Annotated[tuple[str, ...], EachOnce()]
-    """rows of the table: dense, static, rigl, pp-topkast-0, …"""
-    sparsities: Annotated[tuple[str, ...], EachOnce()]
-    """columns of the table, such as "uniform 0.95" or "erk 0.9" """
-    alpha: Power
-    """the power of Powerprop"""
-    lrs: Annotated[tuple[Positive, ...], EachOnce()]
-    """candidates of the learning rate; each method's is chosen by validation accuracy at `tune_at`"""
-    tune_at: str
-    """the sparsity at which rates are chosen"""
-    seeds: Seeds
-    """runs of each cell"""
-    steps: Count
-    """of a cycle of training"""
     extended: tuple[str, ...] = ()
     """the methods of the extended-training table"""
     cycles: tuple[Count, ...] = ()
     """of each of its trainings, at `tune_at`"""
-    magnitude: NonNegative = 0.0
-    """the candidates are those of α = 1, and for α > 1 such that a weight of this size learns equally fast; 0: they are
-    the same for every method"""
-    batch: Count = 100
-    """images per step"""
-    nesterov: bool = False
-    """look ahead along the momentum"""
-    weight_decay: NonNegative = 1e-4
-    """of SGD"""
     clip: NonNegative = 0.0
     """largest norm of the gradient; 0 leaves it as it is. A filter with a few weights, on channels that have died,
     gives a constant: its batch norm divides by almost nothing and magnifies the gradient of the others"""
-    label_smoothing: Below1 = 0.0
-    """of the cross-entropy"""
-    shift: Natural = 4
-    """training images in colour are moved by up to so many pixels, and half of them mirrored; 0 leaves them as they
-    are"""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of the forward and backward pass"""
     warmup: Below1 = 0.0
     """the fraction of the steps in which the learning rate rises linearly to its full value"""
-    topkast_every: Count = 5
-    """steps between refreshes of Top-KAST's masks, 100 in its paper. In short trainings at high rates it must be more
-    often, because weights that are trained but not used drift apart"""
-    topkast_decay: NonNegative = 1e-4
-    """λ of Top-KAST, by which weights that are trained but not used decay"""
-    regrow_every: Count = UPDATES_EVERY
-    """steps between mask updates where growth is random (SET, DSR), 100 in the papers. A short training needs more
-    tries in fewer steps"""
-    train: Natural = 0
-    """the first so many training images are trained on; 0 means all that are not held back"""
-    validation: Count = 5_000
-    """the last so many training images choose the learning rate"""
-    test: Natural = 0
-    """the first so many test images are measured; 0 means all"""
-    checkpoint_every: Count = 1_000
-    """steps between checkpoints"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (*self.methods, *self.extended):
-            require(name in METHODS, f"method must be one of {', '.join(METHODS)}, got {name!r}")
-        for target in (*self.sparsities, self.tune_at):
-            parse(target)
-
-    def candidates(self, method: str) -> tuple[float, ...]:
-        """The learning rates that a method is tried with, to two digits."""
-        if not self.magnitude or not METHODS[method].powerprop:
-            return self.lrs
-        return tuple(float(f"{equal_rate(lr, self.magnitude, self.alpha):.2g}") for lr in self.lrs)
-
-    @property
-    def sparse(self) -> list[str]:
-        """The methods that are not dense."""
-        return [name for name in self.methods if not METHODS[name].dense]
-
-    @property
-    def uniform(self) -> list[str]:
-        """The targets with a uniform distribution."""
-        return [target for target in self.sparsities if parse(target)[0] == "uniform"]
+        for name in self.extended:
+            check_method(name)
 
 
 LEFT_OUT = (
@@ -178,28 +108,30 @@ LEFT_OUT = (
 TABLE = ("uniform 0.8", "uniform 0.9", "uniform 0.95", "uniform 0.98", "uniform 0.99", "erk 0.8", "erk 0.9")
 PAIR = ("rigl", "pp-topkast-0")
 
+DEFAULTS: dict[str, Any] = {"batch": 100, "weight_decay": 1e-4}
 MNIST = {
     "smoke": Config(
-        task="mnist", methods=("dense", "static", "rigl", "pp-topkast-50", "pp-iterative", "pp-one-shot"),
+        **DEFAULTS, task="mnist", methods=("dense", "static", "rigl", "pp-topkast-50", "pp-iterative", "pp-one-shot"),
         sparsities=("uniform 0.9", "erk 0.9"), alpha=2.0, lrs=(0.05,), tune_at="uniform 0.9", seeds=2, steps=20,
         cycles=(2,), extended=("rigl",), train=600, validation=300, test=300, checkpoint_every=10,
     ),
     "cpu": Config(
         task="mnist", methods=tuple(name for name in METHODS if name not in LEFT_OUT),
         sparsities=("uniform 0.95", "uniform 0.98", "uniform 0.99"), alpha=1.5, lrs=(0.05, 0.1, 0.2, 0.4),
-        tune_at="uniform 0.98", seeds=3, steps=10_000, weight_decay=5e-4, topkast_every=1, regrow_every=25,
+        tune_at="uniform 0.98", seeds=3, steps=10_000, batch=100, weight_decay=5e-4, topkast_every=1, regrow_every=25,
     ),
     "paper": Config(
-        task="mnist", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
-        tune_at="uniform 0.98", seeds=3, steps=PROBLEMS["mnist"].full_steps, cycles=(2, 3, 5), extended=PAIR,
+        **DEFAULTS, task="mnist", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2, 0.4),
+        rate="paper", tune_at="uniform 0.98", seeds=3, steps=PROBLEMS["mnist"].full_steps, cycles=(2, 3, 5),
+        extended=PAIR,
     ),
 }  # fmt: skip
 
 CIFAR = {
     "smoke": Config(
         task="fast-cifar", methods=("dense", "pp-topkast-0"), sparsities=("uniform 0.9",), alpha=1.5, lrs=(0.1,),
-        tune_at="uniform 0.9", seeds=1, steps=2, batch=8, train=64, validation=32, test=32, checkpoint_every=1,
-        nesterov=True, label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0, magnitude=0.1,
+        tune_at="uniform 0.9", seeds=1, steps=2, batch=8, weight_decay=1e-4, train=64, validation=32, test=32,
+        checkpoint_every=1, nesterov=True, label_smoothing=0.1, shift=2, precision="bfloat16", clip=3.0,
     ),
     "cpu": Config(
         task="fast-cifar",
@@ -207,14 +139,14 @@ CIFAR = {
             "dense", "static", "snip", "set", "rigl", "snfs", "dsr", "iterative", "pp-iterative", "topkast-0",
             "pp-topkast-0",
         ),
-        sparsities=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5, lrs=(0.2, 0.4), magnitude=0.1,
+        sparsities=("uniform 0.9", "uniform 0.95", "uniform 0.98"), alpha=1.5, lrs=(0.2, 0.4),
         tune_at="uniform 0.95", seeds=2, steps=1_800, batch=125, nesterov=True, weight_decay=5e-4, clip=3.0,
         label_smoothing=0.1, shift=2, precision="bfloat16", checkpoint_every=180, warmup=0.2, topkast_every=1,
         topkast_decay=1e-3, regrow_every=25,
     ),
     "paper": Config(
-        task="cifar10", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2),
-        tune_at="uniform 0.95", seeds=3, steps=PROBLEMS["cifar10"].full_steps, batch=128, weight_decay=5e-4,
+        task="cifar10", methods=tuple(METHODS), sparsities=TABLE, alpha=1.375, lrs=(0.05, 0.1, 0.2), rate="paper",
+        tune_at="uniform 0.95", seeds=3, steps=PROBLEMS["cifar10"].full_steps, batch=128, weight_decay=5e-4, shift=4,
         warmup=0.05, topkast_every=100, cycles=(2, 3, 5), extended=PAIR,
     ),
 }  # fmt: skip
@@ -233,18 +165,10 @@ def train(
     if problem.convolutions:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(cfg, model, method, target, lr, seed, steps)
-    precision = Precision(cfg.precision, device.type)
-    augment = data.random_shift_flip(cfg.shift) if problem.convolutions else None
-    batches = data.Batches(*splits.train, cfg.batch, torch.Generator().manual_seed(seed), augment)
-    with MetricsLog(folder / "metrics.jsonl") as log:
-        fit(
-            model, optimizer, batches, steps, loss=partial(cross_entropy, label_smoothing=cfg.label_smoothing),
-            precision=precision, schedule=lambda step: rate(step / steps, cfg.warmup), clip=cfg.clip or None,
-            checkpoint=folder / "checkpoint.pt", checkpoint_every=cfg.checkpoint_every, log=log,
-            evaluate=lambda model: {"accuracy": accuracy_in(precision, model, splits.validation)},
-            eval_every=cfg.checkpoint_every,
-            progress=lambda step, values: progress(step / steps, {"step": step, **values}),
-        )  # fmt: skip
+    train_images(
+        cfg, folder, progress, model, optimizer, splits, seed, steps, problem.convolutions, clip=cfg.clip or None,
+        schedule=lambda step: rate(step / steps, cfg.warmup),
+    )  # fmt: skip
     masks = prune_at_once(cfg, model, target, splits) if METHODS[method].kind == ONESHOT else optimizer.active
     return measure(cfg, model, optimizer, masks, splits, method, target)
 
@@ -265,15 +189,9 @@ def make_optimizer(
     cfg: Config, model: nn.Module, method: str, target: str, lr: float, seed: int, steps: int
 ) -> pp.Powerprop:
     """SGD with momentum, the method and its α."""
-    base = torch.optim.SGD(
-        model.parameters(), lr, momentum=MOMENTUM, weight_decay=cfg.weight_decay, nesterov=cfg.nesterov
-    )
-    distribution, sparsity = parse(target)
-    sparsify = METHODS[method].make(
-        sparsity, distribution, steps, layer_rules(cfg, distribution), seed, cfg.topkast_every, cfg.regrow_every,
-        cfg.topkast_decay,
-    )  # fmt: skip
-    return pp.Powerprop(base, model, cfg.alpha if METHODS[method].powerprop else 1.0, sparsify=sparsify, rate="paper")
+    options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": cfg.weight_decay, "nesterov": cfg.nesterov}
+    base, rules = torch.optim.SGD(model.parameters(), lr, **options), layer_rules(cfg, parse(target)[0])
+    return cfg.sparsified(base, model, method, target, steps, rules, seed, rate=cfg.rate)
 
 
 def rate(done: float, warmup: float) -> float:
@@ -295,22 +213,12 @@ def measure(
     target: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Accuracies, the weights kept and asked for, and FLOPs relative to dense training."""
-    flops = count_flops(model, tuple(splits.test.x.shape[1:]))
+    shape, rules = tuple(splits.test.x.shape[1:]), layer_rules(cfg, parse(target)[0])
     return {
         "test": evaluate(model, *splits.test, batch=data.AT_ONCE).accuracy,
         "validation": evaluate(model, *splits.validation, batch=data.AT_ONCE).accuracy,
-        "kept": {name: int(mask.count_nonzero()) for name, mask in masks.items()},
-        "asked": asked(masks, METHODS[method], target, layer_rules(cfg, parse(target)[0])),
-        "sparsity": masks.sparsity(),
-        "inference_flops": flops.inference(masks),
-        "training_flops": training_cost(flops, optimizer.sparsify, masks, optimizer.trainable),
+        **weights_and_cost(model, shape, optimizer, masks, method, target, rules),
     }
-
-
-def is_exact(row: Row) -> bool:
-    """True if the weights kept are, to the weight, those asked for."""
-    kept, wanted = row["kept"], row["asked"]
-    return bool(kept == wanted if isinstance(wanted, dict) else sum(kept.values()) == wanted)
 
 
 # The choice of the learning rates, in two rounds, and the table.
@@ -319,21 +227,18 @@ def is_exact(row: Row) -> bool:
 def main(cfg: Config, run: Run) -> Page:
     """One run of each method at each candidate rate; all seeds of those near the best; the table at the chosen ones."""
     run.prepare(lambda: data.load(PROBLEMS[cfg.task].data).split_validation(cfg.validation))
-    names = list(dict.fromkeys((*cfg.methods, *cfg.extended)))
-    first = run.map(train, [job(name, cfg.tune_at, lr, 0) for name in names for lr in cfg.candidates(name)])
+    names, seeds = list(dict.fromkeys((*cfg.methods, *cfg.extended))), range(cfg.seeds)
+    candidates = [(name, lr) for name in names for lr in cfg.lrs]
+    first = run.map(train, [job(name, cfg.tune_at, lr, 0, cycles=1) for name, lr in candidates])
     tried = [(name, lr) for name in names for lr in finalists(first.where(method=name))]
-    final = run.map(train, [job(name, cfg.tune_at, lr, seed) for name, lr in tried for seed in range(cfg.seeds)])
+    final = run.map(train, [job(name, cfg.tune_at, lr, seed, cycles=1) for name, lr in tried for seed in seeds])
     lrs = {name: choose(final.where(method=name)) for name in names}
     cells = [(name, target, 1) for name in cfg.methods for target in cfg.sparsities]
     cells += [(name, cfg.tune_at, cycles) for name in cfg.extended for cycles in (1, *cfg.cycles)]
-    table = [job(n, target, lrs[n], seed, cycles) for n, target, cycles in cells for seed in range(cfg.seeds)]
-    return page(cfg, run.map(train, table), lrs)
-
-
-def job(method: str, target: str, lr: float, seed: int, cycles: int = 1) -> dict[str, Any]:
-    """The settings of a training; a dense network has one target, whatever is asked."""
-    target = UNPRUNED if METHODS[method].dense else target
-    return {"method": method, "target": target, "lr": lr, "cycles": cycles, "seed": seed}
+    rows = run.map(
+        train, [job(n, target, lrs[n], seed, cycles=cycles) for n, target, cycles in cells for seed in seeds]
+    )
+    return page(cfg, rows, lrs)
 
 
 def score(tried: Rows) -> float:
@@ -368,7 +273,6 @@ DRAWN = ("dense", "static", "rigl", "iterative", "topkast-0", "pp-iterative", "p
 AGAINST_SPARSITY = ("static", "set", "rigl", "iterative", "topkast-0", "pp-iterative", "pp-topkast-0")
 FAR = 0.05
 """A method that falls by more than this below all others would hide their differences."""
-TWINS = "Thick lines and filled markers: with Powerprop; thin and hollow: without."
 PAPER = (
     "Tables 1 and 2 and the extreme-sparsity figure of section 5.2 are of ResNet-50 on ImageNet; their values stand "
     "in the report of `imagenet`. The paper finds RigL above Static, and Powerprop above the method alone for Top-KAST "
@@ -378,42 +282,31 @@ PRINTED = "+1.5 points at 95% (72.1 against 70.6, ResNet-50 on ImageNet)"
 DUELS = "The two of a pair share initial weights and batches, seed by seed; a positive difference is as expected."
 
 
-def page(cfg: Config, rows: Rows, lrs: Mapping[str, float]) -> Page:
+def page(cfg: Config, every: Rows, lrs: dict[str, float]) -> Page:
     """What the run says of the methods with their chosen rates."""
-    figures = [*against_sparsity(cfg, rows), *against_cost(cfg, rows)]
+    rows, problem = every.where(cycles=1), PROBLEMS[cfg.task]
+    costs = cost_figure(cfg, rows, cfg.methods, "Accuracy", ylabel="test accuracy", percent=True)
     sections = [
-        Section("Test accuracy", "", figures, [main_table(cfg, rows), cost_table(cfg, rows)]),
-        Section("Who beats whom", DUELS, (), [duels(cfg, rows)]),
+        Section(
+            "Test accuracy", "", [*accuracy_figure(cfg, rows), *costs], [main_table(cfg, rows), cost_table(cfg, rows)]
+        ),
+        Section("Who beats whom", DUELS, tables=[duels(cfg, rows)]),
         Section("During training", "", [each for target in cfg.uniform for each in during_training(cfg, rows, target)]),
-        Section("Sparsity asked and reached", "", (), [exactness(cfg, rows)]),
-    ]
-    if cfg.extended:
-        sections.append(Section("Extended training", "", (), [extended(cfg, rows)]))
-    rates: list[list[Value]] = [[METHODS[name].label, lr] for name, lr in lrs.items()]
-    chosen = Table("Chosen", ["method", "learning rate"], rates)
-    sections.append(Section("Learning rates", about_rates(cfg), (), [chosen]))
-    intro = f"Every method starts from the same weights and sees the same batches.\n\n{note(cfg)}"
-    return Page(f"Sparse training: {cfg.task}", intro, sections, PAPER, stats(cfg, rows), headline(cfg, rows))
-
-
-def note(cfg: Config) -> str:
-    """What this run did, and what was shortened."""
-    problem = PROBLEMS[cfg.task]
-    length = f"{cfg.steps:,} steps of {cfg.batch} images"
-    if cfg.steps < problem.full_steps:
-        length += f" (shortened: a full training has {problem.full_steps:,})"
-    measured = f"the first {cfg.test:,} test images" if cfg.test else "all test images"
+        exactness(cfg, rows),
+        *([Section("Extended training", tables=[extended(cfg, every)])] if cfg.extended else []),
+        Section("Learning rates", about_rates(cfg), tables=[
+            table("Chosen", [("method", lambda name: METHODS[name].label), ("learning rate", lrs.get)], lrs)
+        ]),
+    ]  # fmt: skip
+    short = f" (shortened: a full training has {problem.full_steps:,})" if cfg.steps < problem.full_steps else ""
     often = f"every {cfg.topkast_every} steps" if cfg.topkast_every > 1 else "after every step"
     clip = f" Gradients are clipped to a norm of {cfg.clip:g}." if cfg.clip else ""
-    return (
-        f"This run: {problem.label}, α = {cfg.alpha:g}, {length}, {cfg.seeds} seed(s), {measured}. Top-KAST chooses "
-        f"its masks anew {often}.{clip}"
+    intro = (
+        "Every method starts from the same weights and sees the same batches.\n\n"
+        f"This run: {problem.label}, α = {cfg.alpha:g}, {cfg.steps:,} steps of {cfg.batch} images{short}, {cfg.seeds} "
+        f"seed(s), {cfg.tested}. Top-KAST chooses its masks anew {often}.{clip}"
     )
-
-
-def cell(rows: Rows, method: str, target: str, cycles: int = 1) -> Rows:
-    """The seeds of a method at a sparsity."""
-    return rows.where(method=method, target=UNPRUNED if METHODS[method].dense else target, cycles=cycles)
+    return Page(f"Sparse training: {cfg.task}", intro, sections, PAPER, stats(cfg, rows), headline(cfg, rows))
 
 
 def accuracy(found: Rows) -> Mean | str:
@@ -421,50 +314,17 @@ def accuracy(found: Rows) -> Mean | str:
     return found.mean("test") or "diverged"
 
 
-def title_of(target: str) -> str:
-    """A target as shown: 95% or 90% (ERK)."""
-    distribution, sparsity = parse(target)
-    return f"{sparsity:.0%}" + (" (ERK)" if distribution == "erk" else "")
-
-
-def curve(method: str, x: Sequence[float], values: Any) -> Curve:
-    """A row of the table as a curve."""
-    one, alone = METHODS[method], METHODS[method.removeprefix("pp-")]
-    return Curve(one.label, None, x, values, method=alone.label, plain=not one.powerprop)
-
-
-def against_sparsity(cfg: Config, rows: Rows) -> list[Figure]:
+def accuracy_figure(cfg: Config, rows: Rows) -> list[Figure]:
     """Accuracy against sparsity, uniform distribution.
 
     Where Static falls so far that beside it the others could not be told apart, it stands in the table alone.
     """
-    curves = {}
-    for method in (name for name in AGAINST_SPARSITY if name in cfg.methods):
-        runs = [cell(rows, method, target).values("test") for target in cfg.uniform]
-        if runs and all(len(each) == cfg.seeds for each in runs):
-            per_seed = [list(each) for each in zip(*runs, strict=True)]
-            curves[method] = curve(method, [parse(target)[1] for target in cfg.uniform], per_seed)
-    others = [each.mean.min() for method, each in curves.items() if method != "static"]
-    caption = TWINS
+    curves = against_sparsity(cfg, rows, [name for name in AGAINST_SPARSITY if name in cfg.methods])
+    others, caption = [each.mean.min() for method, each in curves.items() if method != "static"], TWINS
     if "static" in curves and others and curves["static"].mean.min() < min(others) - FAR:
         del curves["static"]
         caption += " Static is far below and stands in the table alone."
-    options: dict[str, Any] = {"percent": True, "fractions": True, "caption": caption, "wide": True}
-    labels = {"title": "Accuracy against sparsity", "xlabel": "sparsity", "ylabel": "test accuracy"}
-    return [Figure("sparsity", lines, list(curves.values()), **labels, **options)] if curves else []
-
-
-def against_cost(cfg: Config, rows: Rows) -> list[Figure]:
-    """Accuracy against what the training cost, where the rates were chosen."""
-    points = []
-    for method in cfg.methods if cfg.tune_at in cfg.sparsities else ():
-        found = cell(rows, method, cfg.tune_at)
-        if cost := found.mean("training_flops"):
-            points.append(Point(METHODS[method].label, cost.mean, Mean.of(found.values("test"))))
-    title = f"Accuracy against the FLOPs of a training, {parse(cfg.tune_at)[1]:.0%} sparsity"
-    labels = {"title": title, "xlabel": "FLOPs, dense = 1", "ylabel": "test accuracy"}
-    caption = "Filled markers: with Powerprop."
-    return [Figure("cost", scatter, points, **labels, percent=True, caption=caption)] if points else []
+    return sparsity_figure(curves, "accuracy", caption, ylabel="test accuracy", percent=True)
 
 
 def during_training(cfg: Config, rows: Rows, target: str) -> list[Figure]:
@@ -476,17 +336,8 @@ def during_training(cfg: Config, rows: Rows, target: str) -> list[Figure]:
             curves.append(curve(method, [m["step"] for m in measured], [m["accuracy"] for m in measured]))
     sparsity = parse(target)[1]
     labels = {"title": f"Training at {sparsity:.0%} sparsity", "xlabel": "step", "ylabel": "validation accuracy"}
-    caption = f"First seed, at the chosen rate. {TWINS}"
-    options: dict[str, Any] = {"percent": True, "caption": caption, "wide": True}
+    options: dict[str, Any] = {"caption": f"First seed, at the chosen rate. {TWINS}", "percent": True, "wide": True}
     return [Figure(f"training-{100 * sparsity:g}", lines, curves, **labels, **options)] if curves else []
-
-
-def table(
-    title: str, names: Sequence[str], columns: Mapping[Any, Column], value: Callable[[str, Any], Value], caption: str
-) -> Table:
-    """A row for each method with a value in each column."""
-    rows = [[METHODS[name].label, *(value(name, key) for key in columns)] for name in names]
-    return Table(title, ["method", *columns.values()], rows, caption)
 
 
 def main_table(cfg: Config, rows: Rows) -> Table:
@@ -494,37 +345,22 @@ def main_table(cfg: Config, rows: Rows) -> Table:
     dense = {UNPRUNED: Percent("dense", digits=2)} if cfg.sparse != list(cfg.methods) else {}
     columns = dense | {target: Percent(title_of(target), "max", 2) for target in cfg.sparsities}
 
-    def value(name: str, target: str) -> Value:
+    def value(target: str, name: str) -> Value:
         return accuracy(cell(rows, name, target)) if METHODS[name].dense == (target == UNPRUNED) else None
 
-    return table("Test accuracy by method and sparsity", cfg.methods, columns, value, "Percent.")
-
-
-def cost_table(cfg: Config, rows: Rows) -> Table:
-    """What each training costs, as a multiple of the dense one."""
-
-    def value(name: str, target: str) -> Value:
-        cost = cell(rows, name, target).mean("training_flops")
-        return cost.mean if cost else "diverged"
-
-    columns = {target: Column(title_of(target), digits=3) for target in cfg.sparsities}
-    caption = "FLOPs of a training, dense = 1, as the papers on RigL and Top-KAST count them; mean over the seeds."
-    return table("Training FLOPs by method and sparsity", cfg.sparse, columns, value, caption)
+    return methods_table("Test accuracy by method and sparsity", cfg.methods, columns, value, "Percent.")
 
 
 def duels(cfg: Config, rows: Rows) -> Table:
     """first - second of every pair at every sparsity."""
-    shown: list[list[Value]] = [
-        [
-            f"{METHODS[first].label} - {METHODS[second].label}",
-            *(difference(cell(rows, first, each), cell(rows, second, each)) or "diverged" for each in cfg.sparsities),
-        ]
-        for first, second in PAIRS
-        if first in cfg.methods and second in cfg.methods
-    ]
-    columns: list[str | Column] = ["", *(Percent(title_of(target), digits=2) for target in cfg.sparsities)]
-    caption = "Points of test accuracy, the first less the second."
-    return Table("Differences", columns, shown, caption)
+
+    def value(target: str) -> Callable[[tuple[str, str]], Value]:
+        return lambda pair: difference(*(cell(rows, each, target) for each in pair)) or "diverged"
+
+    pairs = [pair for pair in PAIRS if {*pair} <= {*cfg.methods}]
+    columns = [(Percent(title_of(target), digits=2), value(target)) for target in cfg.sparsities]
+    name = ("", lambda pair: " - ".join(METHODS[each].label for each in pair))
+    return table("Differences", [name, *columns], pairs, "Points of test accuracy, the first less the second.")
 
 
 def difference(first: Rows, second: Rows) -> Mean | None:
@@ -534,44 +370,19 @@ def difference(first: Rows, second: Rows) -> Mean | None:
     return Mean.of(found) if found else None
 
 
-def exactness(cfg: Config, rows: Rows) -> Table:
-    """How many runs have exactly the sparsity asked, what that is over all layers, and what an image costs then."""
-    shown: list[list[Value]] = []
-    for target in cfg.sparsities:
-        found = Rows(row for name in cfg.sparse for row in cell(rows, name, target).finished)
-        ranges = [edge(found.values(of)) for of in ("sparsity", "inference_flops") for edge in (_least, _most)]
-        shown.append([title_of(target), len(found), sum(map(is_exact, found)), *ranges])
-    columns: list[str | Column] = [
-        "asked", "runs", "exact", Percent("least sparsity", digits=4), Percent("most", digits=4),
-        Column("least inference FLOPs", digits=3), Column("most FLOPs", digits=3),
-    ]  # fmt: skip
-    caption = (
-        "Counts are compared weight by weight. Sparsity is of all layers, of which the last has its own rule unless "
-        "the distribution is ERK; FLOPs are relative to dense."
-    )
-    return Table("Exact counts", columns, shown, caption)
-
-
-_least = partial(min, default=None)
-_most = partial(max, default=None)
-
-
 def extended(cfg: Config, rows: Rows) -> Table:
     """More cycles at the sparsity of the choice."""
     columns = {length: Percent(f"{length}x", "max", 2) for length in (1, *cfg.cycles)}
     caption = f"Test accuracy in percent at {title_of(cfg.tune_at)} sparsity, training scaled as a whole."
-    return table(
+    return methods_table(
         "Extended training", cfg.extended, columns,
-        lambda name, length: accuracy(cell(rows, name, cfg.tune_at, length)), caption,
+        lambda length, name: accuracy(cell(rows, name, cfg.tune_at, cycles=length)), caption,
     )  # fmt: skip
 
 
 def about_rates(cfg: Config) -> str:
     """How the rates were chosen."""
-    tried = ", ".join(f"{lr:g}" for lr in cfg.lrs)
-    if cfg.magnitude:
-        scale = equal_rate(1.0, cfg.magnitude, cfg.alpha)
-        tried += f" (with Powerprop {scale:.3g} times as much: a weight of {cfg.magnitude:g} learns equally fast)"
+    tried = listed(cfg.lrs)
     return (
         f"Each method's rate is the one of {tried} with the best validation accuracy at {title_of(cfg.tune_at)} "
         f"sparsity: one seed of all, then all seeds of those within {100 * NEAR:g} points of the best. The test images "

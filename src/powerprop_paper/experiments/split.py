@@ -13,19 +13,20 @@ cost most where tasks resemble each other: both forms stand beside each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
-from powerprop.continual import GRID, Accuracies, Scenario, accuracy_on, learn_stream
+from powerprop.continual import GRID, Accuracies, Packing, Scenario, accuracy_on
 from powerprop.continual.packing.efficient import check_grid
 from powerprop_paper import data
+from powerprop_paper.experiments import Columns, Story, learn_tasks, lost_runs, table
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, TASK
-from powerprop_paper.packing import Measures, make_learner, make_stream, rate
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.packing import Measures, PackingSettings, inference_curves, make_learner, make_stream
+from powerprop_paper.pages import Figure, Headline, Page, Percent, Section, Stat, Table
 from powerprop_paper.report import Curve, Mean, heatmap, lines
 from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run, RunError
 from powerprop_paper.settings import (
@@ -36,47 +37,28 @@ from powerprop_paper.settings import (
     NonNegative,
     Positive,
     Powers,
-    Seeds,
-    Settings,
     Share,
     require,
 )
-from powerprop_paper.train import (
-    MetricsLog,
-    NonFiniteError,
-    StepCount,
-    TaskLog,
-    local_device,
-    matmul_precision,
-    precision_note,
-)
+from powerprop_paper.train import local_device, matmul_precision, precision_note
 
-LABELS = {"frugal-packnet": "frugal EPN", "efficient-packnet": "EPN", "packnet": "PackNet"}
-"""Names in tables; EPN is the paper's short form of EfficientPackNet."""
-COLOURS = {"frugal-packnet": "Frugal EfficientPackNet", "efficient-packnet": "EfficientPackNet", "packnet": "PackNet"}
-"""Methods as the table of colours calls them."""
+LABELS = {
+    "frugal-packnet": ("frugal EPN", "Frugal EfficientPackNet"), "efficient-packnet": ("EPN", "EfficientPackNet"),
+    "packnet": ("PackNet", "PackNet"),
+}  # fmt: skip
+"""Methods in tables, where EPN is the paper's short form of EfficientPackNet, and in the table of colours."""
 OURS = ("EfficientPackNet", "Powerprop + EfficientPackNet")
 """The rows of the paper's table that are its own."""
 
 
-@dataclass(frozen=True)
-class Config(Settings):
+@dataclass(frozen=True, kw_only=True)
+class Config(PackingSettings):
     """The settings of an experiment in which tasks are learned one after the other."""
 
-    tasks: Count
-    """how many; a split stream has the classes of the data in equal parts"""
     alphas: Powers
     """powers; 1 is the method without Powerpropagation"""
-    lr: Positive
-    """learning rate at α = 1"""
-    seeds: Seeds
-    """runs of each method: first weights, order of pixels, batches"""
     steps: Count
     """of training per task"""
-    retrain_steps: Natural
-    """after pruning"""
-    gamma: Share
-    """fraction of the dense validation accuracy that a sub-network must keep"""
     data: Literal["mnist", "cifar100"] = "mnist"
     """data set"""
     stream: Literal["permuted", "rotated", "split"] = "permuted"
@@ -90,14 +72,6 @@ class Config(Settings):
     the output layer of earlier tasks alone, and learns masks over frozen weights when a layer is full"""
     frugal_gamma: Share = 0.96
     """the gamma of frugal-packnet"""
-    prunings: Natural = 3
-    """how often frugal-packnet prunes further inside the retraining steps; 0 prunes at once"""
-    pruning_steps: Count = 100
-    """between two of these prunings"""
-    scale_lr: bool = True
-    """let the learning rate fit α, so that a weight of size `magnitude` learns as fast; otherwise all have one rate"""
-    magnitude: Positive = 0.03
-    """a typical weight"""
     momentum: Below1 = 0.0
     """of SGD"""
     decay: tuple[Literal["training", "retraining"], ...] = ()
@@ -111,8 +85,6 @@ class Config(Settings):
     """training images of alexnet are moved by up to so many pixels, half of them mirrored; 0 leaves them as they are"""
     batch: Count = 64
     """images per step"""
-    width: Count = 1000
-    """units of a hidden layer of the mlp"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """of the mlp: of the factors in products of matrices, all else is float32; of alexnet: of the passes of training,
     networks are measured and pruned in float32"""
@@ -125,8 +97,6 @@ class Config(Settings):
     """how the sparsity of a task is found"""
     grid: tuple[float, ...] = GRID
     """kept fractions to choose from; frugal-packnet goes on below the last, down to 0.05%"""
-    images: Natural = 0
-    """only the last so many training images of the data are used; 0 means all"""
     validation: Natural = 5000
     """the last so many training images of the data decide the sparsity"""
     test: Natural = 0
@@ -189,7 +159,7 @@ PERMUTED = {
     ),
     "paper": Config(
         tasks=10, alphas=(1.0, 1.375), lr=0.05, seeds=10, steps=50_000, retrain_steps=50_000, gamma=0.99,
-        scale_lr=False,
+        rate="paper",
     ),
 }  # fmt: skip
 
@@ -242,7 +212,7 @@ CIFAR = {
     ),
     "cpu": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.0, 1.375, 1.75), lr=0.02, seeds=1,
-        steps=1_000, retrain_steps=500, gamma=0.98, magnitude=0.02, momentum=0.9, decay=("training", "retraining"),
+        steps=1_000, retrain_steps=500, gamma=0.98, momentum=0.9, decay=("training", "retraining"),
         init_scale=0.5, shift=2, search="binary", validation=2_500, probe_images=128, precision="bfloat16",
         candidates=(
             "lr=0.02 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=0", "lr=0.04 gamma=0.98 clip=2",
@@ -251,7 +221,7 @@ CIFAR = {
     ),
     "paper": Config(
         data="cifar100", stream="split", tasks=10, model="alexnet", alphas=(1.75,), lr=0.05, seeds=5, steps=75_000,
-        retrain_steps=75_000, gamma=0.99, scale_lr=False,
+        retrain_steps=75_000, gamma=0.99, rate="paper",
     ),
 }  # fmt: skip
 
@@ -268,37 +238,46 @@ def find_data(cfg: Config) -> None:
     images.split_validation(cfg.validation)
 
 
-# One job: learn all tasks, and measure after each. All that was measured is saved with the learner.
+# A job: learn all tasks, and measure after each; or the first ones, by which settings are chosen.
 
 
 def learn(
     cfg: Config, folder: Path, progress: Progress, method: str, alpha: float, seed: int, candidate: str | None = None
 ) -> dict[str, Any]:
-    """Learn all tasks, from the saved learner in the folder if there is one."""
-    cfg, device = cfg.with_candidate(candidate), local_device()
-    images = data.load_last(cfg.data, cfg.images)
-    stream = make_stream(cfg, images.to(device), seed)
-    learner = make_learner(cfg, method, alpha, seed, device)
-    measures, steps, whole = Measures(cfg, learner, stream), StepCount(), cfg.steps + cfg.retrain_steps
-    with matmul_precision(product_precision(cfg)), MetricsLog(folder / "metrics.jsonl") as file:
-        log = TaskLog(file, learner, whole)
+    """Learn all tasks, from the saved learner in the folder if there is one, with all that is measured in it."""
+    cfg, learner, stream, note = begin(cfg, method, alpha, seed, candidate)
+    measures, steps = Measures(cfg, learner, stream), cfg.steps + cfg.retrain_steps
+    records = learn_tasks(
+        folder, progress, learner, stream, steps, measures.after_task, precision=product_precision(cfg)
+    )
+    return {"note": note, **records}
 
-        def on_step(phase: str, step: int, loss: float) -> None:
-            step = steps.after(phase, step)
-            log.write(step, loss=loss)
-            so_far = {"task": learner.current + 1, "loss": loss, **measures.latest}
-            progress((learner.current + step / whole) / len(stream), so_far)
 
-        def after_task(task: data.Task) -> None:
-            measures.after_task(task)
-            log.end_task(**measures.latest)
+def trial(
+    cfg: Config, folder: Path, progress: Progress, method: str, alpha: float, seed: int, candidate: str
+) -> dict[str, Any]:
+    """Learn the first tasks with a candidate's settings, and measure them on validation images alone."""
+    cfg, learner, stream, _ = begin(cfg, method, alpha, seed, candidate)
+    first, precision = stream[: cfg.tuning_tasks], product_precision(cfg)
 
-        checkpoint = folder / "learner.safetensors"
-        try:
-            learn_stream(learner, stream, (), checkpoint=checkpoint, after_task=after_task, progress=on_step)
-        except NonFiniteError as error:
-            return {"diverged": f"task {learner.current}: {error}", "note": images.note}
-        return {"note": images.note, **log.other_records()}
+    def after_task(task: data.Task) -> dict[str, float]:
+        learner.records.setdefault("used", []).append(learner.nets.masks.used())
+        return {}
+
+    steps = cfg.steps + cfg.retrain_steps
+    records = learn_tasks(folder, progress, learner, first, steps, after_task, precision=precision)
+    with matmul_precision(precision):
+        found = [accuracy_on(learner, task, TASK, part=task.validation()) for task in first]
+    return {"validation": fmean(found), "used": records["used"]}
+
+
+def begin(
+    cfg: Config, method: str, alpha: float, seed: int, candidate: str | None
+) -> tuple[Config, Packing, data.Stream, str]:
+    """The settings with the candidate's, the learner, its tasks, and what the reader must know of the images."""
+    cfg, images = cfg.with_candidate(candidate), data.load_last(cfg.data, cfg.images)
+    stream = make_stream(cfg.stream, images.to(local_device()), cfg.tasks, seed, cfg.validation)
+    return cfg, make_learner(cfg, method, alpha, seed, local_device()), stream, images.note
 
 
 def product_precision(cfg: Config) -> str:
@@ -307,30 +286,6 @@ def product_precision(cfg: Config) -> str:
 
 
 # Settings that are chosen on validation images of the first tasks.
-
-
-def trial(
-    cfg: Config, folder: Path, progress: Progress, method: str, alpha: float, seed: int, candidate: str
-) -> dict[str, Any]:
-    """Learn the first tasks with a candidate's settings, and measure them on validation images alone."""
-    cfg, device = cfg.with_candidate(candidate), local_device()
-    stream = make_stream(cfg, data.load_last(cfg.data, cfg.images).to(device), seed)[: cfg.tuning_tasks]
-    learner = make_learner(cfg, method, alpha, seed, device)
-
-    def after_task(task: data.Task) -> None:
-        learner.records.setdefault("used", []).append(learner.nets.masks.used())
-
-    def on_step(phase: str, step: int, loss: float) -> None:
-        progress(learner.current / len(stream), {"task": learner.current + 1, "loss": loss})
-
-    checkpoint = folder / "learner.safetensors"
-    with matmul_precision(product_precision(cfg)):
-        try:
-            learn_stream(learner, stream, (), checkpoint=checkpoint, after_task=after_task, progress=on_step)
-        except NonFiniteError as error:
-            return {"diverged": f"task {learner.current}: {error}"}
-        found = [accuracy_on(learner, task, TASK, part=task.validation()) for task in stream]
-    return {"validation": fmean(found), "used": learner.records["used"]}
 
 
 def needed(row: Mapping[str, Any], tasks: int) -> float:
@@ -363,41 +318,42 @@ class Method(NamedTuple):
     @property
     def label(self) -> str:
         """What the reader sees."""
-        name = LABELS[self.method]
+        name, _ = LABELS[self.method]
         return name if self.alpha == 1 else f"Powerprop + {name}, α={self.alpha:g}"
 
 
-class Story(NamedTuple):
-    """The words of a page.
-
-    full: the settings of the paper.
-    printed: what the paper reports: a benchmark and methods of its table of class-incremental learning, or a sentence.
-    """
-
-    title: str
-    paper: str
-    intro: str
-    full: Config
-    printed: tuple[str, ...] | str = ""
+def paper_rows(story: Story) -> list[tuple[str, Scenario, Any]]:
+    """Rows of the paper's table: label, scenario, value."""
+    if isinstance(story.printed, str):
+        return []
+    benchmark, *names = story.printed
+    return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
 
 
 @dataclass(frozen=True)
 class MethodRows:
-    """The runs of a method that came to their end; `several` if colours tell methods apart, and not powers."""
+    """The runs of a method that came to their end."""
 
+    cfg: Config
     method: Method
-    lr: float
+    candidate: str | None
     rows: Rows
-    several: bool
 
-    def mean(self, of: Any) -> Mean:
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self.cfg.with_candidate(self.candidate).lr
+
+    def mean(self, of: Callable[[Row], float]) -> Mean:
         """Mean and std over the seeds of a number of each."""
         return Mean.of(self.rows.values(of))
 
+    @property
     def given(self) -> Mean:
         """Average accuracy over all tasks after the last, with the task given."""
         return self.mean(lambda row: fmean(row["accuracy"]))
 
+    @property
     def used(self) -> Mean:
         """The fraction of weights used after the last task."""
         return self.mean(lambda row: row["used"][-1])
@@ -407,16 +363,16 @@ class MethodRows:
         whole = self.rows.values(lambda row: row.get("class_incremental"))
         if all(each and each["group"] == group for each in whole):
             return Mean.of(fmean(each["accuracy"]) for each in whole)
-        return self.probed("shortlist", group, 1)
+        return self.mean(lambda row: row["inference"][-1]["rates"]["shortlist"][str(group)][1])
 
-    def probed(self, method: str, group: int, what: int, at: int = -1) -> Mean:
-        """The fraction of right tasks (what = 0) or right classes (1) in a probe of task inference."""
-        return self.mean(lambda row: row["inference"][at]["rates"][method][str(group)][what])
+    def earlier(self, of: Callable[[Accuracies], float]) -> Mean:
+        """What became of earlier tasks."""
+        return self.mean(lambda row: of(Accuracies(TASK, row["matrix"])))
 
     def curve(self, of: Any) -> Curve:
-        """A number after each task."""
-        values, name = self.rows.values(of), COLOURS[self.method.method] if self.several else None
-        plain = self.several and self.method.alpha == 1
+        """A number after each task; colours tell methods apart if there are several, else powers."""
+        values, several = self.rows.values(of), len(self.cfg.methods) > 1
+        name, plain = LABELS[self.method.method][1] if several else None, several and self.method.alpha == 1
         return Curve(self.method.label, self.method.alpha, range(1, len(values[0]) + 1), values, name, plain)
 
 
@@ -436,91 +392,81 @@ def main(cfg: Config, run: Run, story: Story) -> Page:
 
 def make_page(cfg: Config, story: Story, trials: Rows, rows: Rows, chosen: Mapping[Method, str | None]) -> Page:
     """What the runs that came to their end show; without any, the table alone."""
-    several = len(cfg.methods) > 1
-    measured = [
-        MethodRows(each, rate(cfg.with_candidate(text), each.alpha), found, several)
-        for each, text in chosen.items()
-        if (found := rows.where(**each._asdict()).finished)
-    ]
-    table = main_table(cfg, measured, story, sum("diverged" in row for row in rows))
-    sections = [Section("Accuracy and capacity", "No run came to its end.", tables=[table])]
+    every = [MethodRows(cfg, each, text, rows.where(**each._asdict()).finished) for each, text in chosen.items()]
+    measured = [m for m in every if m.rows]
+    shown = main_table(cfg, measured, story, sum("diverged" in row for row in rows))
+    sections = [Section("Accuracy and capacity", "No run came to its end.", tables=[shown])]
     if measured:
         best = best_of(measured)
         matrix = [matrix_section(best)] if cfg.matrix else []
-        sections = [curves_section(measured, table), *matrix, inference_section(cfg, best)]
-    ended = [(row, Method(row["method"], row["alpha"]).label) for row in rows if "diverged" in row]
-    lost = [f"{label}, seed {row['seed']}: {row['diverged']}" for row, label in ended]
+        sections = [curves_section(measured, shown), *matrix, inference_section(cfg, best)]
     sections += [candidates_section(cfg, trials, chosen)] if trials else []
+    sections += Section.diverged(lost_runs(rows, lambda row: method_of(row).label))
     return Page(
-        story.title, f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip(), [*sections, *Section.diverged(lost)],
-        story.paper, stats(cfg, measured) if measured else [], headline(cfg, measured, story) if measured else None,
-        {"lr": [each.lr for each in measured]},
+        story.title, f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip(), sections,
+        story.paper, *verdict_of(cfg, measured, story), {"lr": [each.lr for each in measured]},
     )  # fmt: skip
 
 
 def candidates_section(cfg: Config, trials: Rows, chosen: Mapping[Method, str | None]) -> Section:
     """What the candidates came to."""
-    rows: list[list[Value]] = []
-    for method, text in chosen.items():
-        for row in trials.where(**method._asdict()):
-            numbers = [None, None] if row.lost else [row["validation"], needed(row, cfg.tasks)]
-            mark = "chosen" if row["candidate"] == text else "diverged" if row.lost else ""
-            rows.append([method.label, row["candidate"], *numbers, mark])
     room = f"weights that {cfg.tasks} tasks would use"
-    columns: list[str | Column] = ["", "settings", Percent("validation accuracy", digits=2), Percent(room), ""]
+    columns: Columns = [
+        ("", lambda row: method_of(row).label), ("settings", lambda row: row["candidate"]),
+        (Percent("validation accuracy", digits=2), lambda row: row.get("validation")),
+        (Percent(room), lambda row: None if row.lost else needed(row, cfg.tasks)),
+        ("", lambda row: "diverged" if row.lost else "chosen" if row["candidate"] == chosen[method_of(row)] else ""),
+    ]  # fmt: skip
     text = (
         "Each row of the table has the settings that were best on validation images of the first "
         f"{cfg.tuning_tasks} tasks, first seed, among those that leave room for all tasks if each takes as many new "
-        "weights as the last of these. The test images play no part in it. The rate is that of α = 1."
+        "weights as the last of these. The test images play no part in it."
     )
-    return Section("Settings that were chosen", text, [], [Table("Candidates", columns, rows, "In percent.")])
+    return Section("Settings that were chosen", text, tables=[table("Candidates", columns, trials, "In percent.")])
+
+
+def method_of(row: Mapping[str, Any]) -> Method:
+    """The method that a run is of."""
+    return Method(row["method"], row["alpha"])
 
 
 def run_note(cfg: Config) -> str:
     """What this run did, for a reader who will compare it with the paper."""
     tested = f"the first {cfg.test:,} test images of a task" if cfg.test else "all test images"
     steps = f"{cfg.steps:,} training and {cfg.retrain_steps:,} retraining steps per task"
-    notes = [f"This run: {cfg.tasks} tasks, {steps} of {cfg.batch} images, {cfg.runs}, {tested}"]
-    if gammas := [method_note(cfg, method) for method in cfg.methods if method != "packnet"]:
-        notes.append("; ".join(gammas))
-    if cfg.momentum:
-        notes.append(f"SGD has a momentum of {cfg.momentum:g}")
-    if cfg.shift:
-        notes.append(f"Training images are moved by up to {cfg.shift} pixels and half of them mirrored")
-    if cfg.model == "mlp":
-        notes += precision_note(cfg.precision)
-    elif cfg.precision != "float32":
-        notes.append(f"Passes of training compute in {cfg.precision}; networks are measured and pruned in float32")
-    return " ".join(f"{each}." for each in notes)
-
-
-def method_note(cfg: Config, method: str) -> str:
-    """How a method was set, in the words of the table."""
-    gamma = cfg.gamma if method == "efficient-packnet" else cfg.frugal_gamma
-    text = "γ as chosen below" if any("gamma=" in each for each in cfg.candidates) else f"γ = {gamma:g}"
-    if method == "efficient-packnet":
-        return f"EPN, the algorithm as published: {text}, pruned at once, reusing all weights"
-    how = f"pruned at most {cfg.prunings} times more, {cfg.pruning_steps} steps apart" if cfg.prunings else ""
-    return f"Frugal EPN: {text}, {how or 'pruned at once'}, reusing the output layer of earlier tasks alone"
+    chosen = any("gamma=" in each for each in cfg.candidates)
+    exact, frugal = ("γ as chosen below" if chosen else f"γ = {each:g}" for each in (cfg.gamma, cfg.frugal_gamma))
+    packing = {
+        "frugal-packnet": f"Frugal EPN: {frugal}, pruned at most {cfg.prunings} times more, {cfg.pruning_steps} steps "
+        "apart, reusing the output layer of earlier tasks alone",
+        "efficient-packnet": f"EPN, the algorithm as published: {exact}, pruned at once, reusing all weights",
+    }
+    passes = f"Passes of training compute in {cfg.precision}; networks are measured and pruned in float32"
+    notes = [
+        f"This run: {cfg.tasks} tasks, {steps} of {cfg.batch} images, {cfg.runs}, {tested}",
+        "; ".join(packing[method] for method in cfg.methods if method in packing),
+        f"SGD has a momentum of {cfg.momentum:g}" if cfg.momentum else "",
+        f"Training images are moved by up to {cfg.shift} pixels and half of them mirrored" if cfg.shift else "",
+        *(precision_note(cfg.precision) if cfg.model == "mlp" else [passes] if cfg.precision != "float32" else []),
+    ]
+    return " ".join(f"{each}." for each in notes if each)
 
 
 def main_table(cfg: Config, measured: Sequence[MethodRows], story: Story, lost: int) -> Table:
     """One row per method, then the paper's; the scenario of every number is in the heading."""
     group, single, known = max(cfg.groups), 1 in cfg.groups, cfg.matrix and cfg.tasks > 1
-    columns: list[str | Column] = [
-        "", "lr", Percent(TASK, "max", 2), Percent("worst task", "max", 2),
-        Percent(f"{CLASS}, {group} images", "max", 2), *([Percent(f"{CLASS}, 1 image", "max", 1)] if single else []),
-        *([Percent("forgetting", digits=2), Percent("backward transfer", digits=2)] if known else []),
-        Percent("weights used", "min", 1),
+    columns: Columns = [
+        ("", lambda m: m.method.label), ("lr", lambda m: f"{m.lr:.3g}"),
+        (Percent(TASK, "max", 2), lambda m: m.given),
+        (Percent("worst task", "max", 2), lambda m: m.mean(lambda row: min(row["accuracy"]))),
+        (Percent(f"{CLASS}, {group} images", "max", 2), lambda m: m.inferred(group)),
+        *([(Percent(f"{CLASS}, 1 image", "max", 1), lambda m: m.inferred(1))] if single else []),
+        *([
+            (Percent("forgetting", digits=2), lambda m: m.earlier(Accuracies.forgetting)),
+            (Percent("backward transfer", digits=2), lambda m: m.earlier(Accuracies.backward_transfer)),
+        ] if known else []),
+        (Percent("weights used", "min", 1), lambda m: m.used),
     ]  # fmt: skip
-    rows: list[list[Value]] = []
-    for m in measured:
-        inferred = [m.inferred(group), *([m.inferred(1)] if single else [])]
-        worst = m.mean(lambda row: min(row["accuracy"]))
-        rows.append([m.method.label, f"{m.lr:.3g}", m.given(), worst, *inferred, *(kept(m) if known else []), m.used()])
-    for label, scenario, value in paper_rows(story):
-        shown = [str(value) if scenario == each else "" for each in (TASK, "", CLASS)]
-        rows.append([f"{label} (paper)", "", *shown, *[""] * (single + 2 * known), ""])
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Task-incremental: the task is given. "
         "Worst task: the lowest accuracy of a task, the task given. "
@@ -537,21 +483,12 @@ def main_table(cfg: Config, measured: Sequence[MethodRows], story: Story, lost: 
             " Forgetting: the best accuracy that a task ever had minus its last; backward transfer: its last minus the "
             "one right after it was learned; means over all tasks but the last, the task given."
         )
-    return Table("All tasks, after the last", columns, rows, caption + (f" {lost} runs diverged." if lost else ""))
-
-
-def kept(m: MethodRows) -> list[Mean]:
-    """What was once known of earlier tasks and is lost after the last, and what later tasks added to earlier ones."""
-    found = [Accuracies(TASK, matrix) for matrix in m.rows.values("matrix")]
-    return [Mean.of(each.forgetting() for each in found), Mean.of(each.backward_transfer() for each in found)]
-
-
-def paper_rows(story: Story) -> list[tuple[str, Scenario, Any]]:
-    """Rows of the paper's table: label, scenario, value."""
-    if isinstance(story.printed, str):
-        return []
-    benchmark, *names = story.printed
-    return [(name.replace("EfficientPackNet", "EPN"), *PRINTED[benchmark][name]) for name in names]
+    ours = table("All tasks, after the last", columns, measured, caption + (f" {lost} runs diverged." if lost else ""))
+    theirs = []
+    for label, scenario, value in paper_rows(story):
+        shown = [str(value) if scenario == each else "" for each in (TASK, "", CLASS)]
+        theirs.append([f"{label} (paper)", "", *shown, *[""] * (len(ours.columns) - 5)])
+    return replace(ours, rows=[*ours.rows, *theirs])
 
 
 def curves_section(measured: Sequence[MethodRows], table: Table) -> Section:
@@ -562,14 +499,14 @@ def curves_section(measured: Sequence[MethodRows], table: Table) -> Section:
         "that some task uses, and the accuracy of every task by itself."
     )
 
-    def figure(name: str, of: Any, title: str, xlabel: str, ylabel: str) -> Figure:
-        curves = [m.curve(of) for m in measured]
-        return Figure(name, lines, curves, title=title, xlabel=xlabel, ylabel=ylabel, percent=True)
-
+    specs: list[tuple[str, Any, str, str, str]] = [
+        ("average", averages, f"Average accuracy ({TASK})", "tasks learned", "accuracy"),
+        ("used", "used", "Weights in use", "tasks learned", "fraction of weights"),
+        ("tasks", "accuracy", f"Accuracy of each task ({TASK})", "task", "accuracy"),
+    ]
     pictures = [
-        figure("average", averages, f"Average accuracy ({TASK})", "tasks learned", "accuracy"),
-        figure("used", "used", "Weights in use", "tasks learned", "fraction of weights"),
-        figure("tasks", "accuracy", f"Accuracy of each task ({TASK})", "task", "accuracy"),
+        Figure(name, lines, [m.curve(of) for m in measured], title=title, xlabel=x, ylabel=y, percent=True)
+        for name, of, title, x, y in specs
     ]
     return Section("Accuracy and capacity", text, pictures, [table])
 
@@ -582,13 +519,12 @@ def averages(row: Row) -> list[float]:
 def matrix_section(m: MethodRows) -> Section:
     """The accuracy matrix and which task was inferred, of the first seed of a method."""
     row = m.rows[0]
+    found, title = row["class_incremental"], f"Accuracy on every task ({TASK})"
+    labels = {"xlabel": "inferred task", "ylabel": "true task", "label": "images"}
     pictures = [
-        Figure("matrix", heatmap, Accuracies(TASK, row["matrix"]).matrix(), title=f"Accuracy on every task ({TASK})")
+        Figure("matrix", heatmap, Accuracies(TASK, row["matrix"]).matrix(), title=title),
+        Figure("confusion", heatmap, found["confusion"], title=f"Task inferred from {found['group']} images", **labels),
     ]
-    if found := row.get("class_incremental"):
-        title = f"Task inferred from {found['group']} images"
-        labels = {"xlabel": "inferred task", "ylabel": "true task", "label": "images"}
-        pictures.append(Figure("confusion", heatmap, found["confusion"], title=title, **labels))
     return Section("Task by task", f"{m.method.label}, first seed.", pictures)
 
 
@@ -600,53 +536,53 @@ def inference_section(cfg: Config, m: MethodRows) -> Section:
         "alike; `oneshot` and `binary` follow the gradient of a mixture of all masks. "
         f"Probed on {cfg.probe_images} test images of up to {cfg.probe_tasks} tasks."
     )
-    first, group = m.rows[0]["inference"], max(cfg.groups)
-    curves = [
-        Curve(
-            method, None, [float(each) for each in groups],
-            m.rows.values(lambda row: [row["inference"][-1]["rates"][method][each][0] for each in groups]),  # noqa: B023
-            method=method,
-        )
-        for method, groups in first[-1]["rates"].items()
-    ]  # fmt: skip
+    probes, group = m.rows[0]["inference"], max(cfg.groups)
+    curves = inference_curves([row["inference"][-1]["rates"] for row in m.rows], lambda pair: pair[0])
     picture = Figure(
-        "inference", lines, curves, title="Right task against the number of images judged together", xlabel="images",
-        ylabel="right task", percent=True, logx=True, wide=True,
+        "inference", lines, curves, xlabel="images", ylabel="right task", percent=True, logx=True,
+        title="Right task against the number of images judged together", wide=True,
     )  # fmt: skip
-    columns: list[str | Column] = ["", *(Percent(f"{probe['tasks']} tasks", "max") for probe in first)]
-    rows = [[each, *(m.probed(each, group, 0, at) for at in range(len(first)))] for each in first[-1]["rates"]]
-    return Section(
-        "Task inference", text, [picture], [Table(f"Right task from {group} images", columns, rows, "In percent.")]
-    )
-
-
-def stats(cfg: Config, measured: Sequence[MethodRows]) -> list[Stat]:
-    """The numbers at the top of the page."""
-    best, group = best_of(measured), max(cfg.groups)
-    return [
-        Stat("task given", f"{best.given().mean:.2%}", f"{best.method.label}, {TASK}"),
-        Stat("task inferred", f"{best.inferred(group).mean:.2%}", f"from {group} images, {CLASS}"),
-        Stat("weights used", f"{best.used().mean:.1%}", f"after {cfg.tasks} tasks"),
+    columns = [
+        (Percent(f"{probe['tasks']} tasks", "max"), partial(right_at, m, group, at)) for at, probe in enumerate(probes)
     ]
+    found = table(f"Right task from {group} images", [("", str), *columns], probes[-1]["rates"], "In percent.")
+    return Section("Task inference", text, [picture], [found])
 
 
-def headline(cfg: Config, measured: Sequence[MethodRows], story: Story) -> Headline:
-    """Where the paper prints class-incremental accuracy that, else the average with the task given; of Powerprop."""
-    best, group = best_of([m for m in measured if m.method.alpha > 1] or measured), max(cfg.groups)
-    what, value = f"{best.method.label}, {TASK} accuracy after {cfg.tasks} tasks", best.given()
-    ours = f"{cfg.steps:,} + {cfg.retrain_steps:,} steps per task"
-    theirs = f"{story.full.steps:,} + {story.full.retrain_steps:,} steps"
-    known = str(story.printed)
+def right_at(m: MethodRows, group: int, at: int, method: str) -> Mean:
+    """How often a method infers the right task in a probe."""
+    return m.mean(lambda row: row["inference"][at]["rates"][method][str(group)][0])
+
+
+def verdict_of(cfg: Config, measured: Sequence[MethodRows], story: Story) -> tuple[list[Stat], Headline | None]:
+    """The numbers at the top, of the best method; the headline is of Powerprop if it was run.
+
+    Where the paper prints class-incremental accuracy that, else the average with the task given.
+    """
+    if not measured:
+        return [], None
+    best, ours, group = (
+        best_of(measured),
+        best_of([m for m in measured if m.method.alpha > 1] or measured),
+        max(cfg.groups),
+    )
+    stats = [
+        Stat("task given", f"{best.given.mean:.2%}", f"{best.method.label}, {TASK}"),
+        Stat("task inferred", f"{best.inferred(group).mean:.2%}", f"from {group} images, {CLASS}"),
+        Stat("weights used", f"{best.used.mean:.1%}", f"after {cfg.tasks} tasks"),
+    ]
+    what, value, known = f"{TASK} accuracy after {cfg.tasks} tasks", ours.given, str(story.printed)
     if rows := paper_rows(story):
-        known = str(rows[-1][2])
-        what = f"{best.method.label}, {CLASS} accuracy after {cfg.tasks} tasks, inferred from {group} images"
-        value = best.inferred(group)
-    return Headline(what, f"{100 * value.mean:.2f} ({ours})", f"{known} ({theirs})" if known else "")
+        what, known = f"{CLASS} accuracy after {cfg.tasks} tasks, inferred from {group} images", str(rows[-1][2])
+        value = ours.inferred(group)
+    here, full = (f"{each.steps:,} + {each.retrain_steps:,} steps" for each in (cfg, story.full))
+    shown, printed = f"{100 * value.mean:.2f} ({here} per task)", f"{known} ({full})" if known else ""
+    return stats, Headline(f"{ours.method.label}, {what}", shown, printed)
 
 
 def best_of(measured: Sequence[MethodRows]) -> MethodRows:
     """The method with the highest average accuracy, the task given."""
-    return max(measured, key=lambda m: m.given().mean)
+    return max(measured, key=lambda m: m.given.mean)
 
 
 TABLE, FIGURE = "table of class-incremental learning, section 5.3", "figure of long task sequences, section 5.3"

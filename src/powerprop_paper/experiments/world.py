@@ -24,7 +24,8 @@ from powerprop.continual import AGEM, EWC, MAS, VCL, EfficientPackNet, Naive, Pa
 from powerprop.continual.data import derived_seed
 from powerprop.continual.packing.packnet import Packing
 from powerprop_paper import rl
-from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
+from powerprop_paper.experiments import Columns, lost_runs, table
+from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table
 from powerprop_paper.report import Curve, Image, lines
 from powerprop_paper.rl import SAC, Paused, interact, success_rate
 from powerprop_paper.rl.envs import (
@@ -47,15 +48,12 @@ MethodName = Literal[
     "fine-tuning", "a-gem", "ewc", "mas", "perfect-memory", "vcl", "packnet", "efficient-packnet"
 ]  # fmt: skip
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
-LABELS = {
-    "fine-tuning": "fine-tuning", "a-gem": "A-GEM", "ewc": "EWC", "mas": "MAS", "perfect-memory": "perfect memory",
-    "vcl": "VCL", "packnet": "PackNet", "efficient-packnet": "EfficientPackNet",
+SHOWN_AS: dict[str, tuple[str, str]] = {
+    "fine-tuning": ("fine-tuning", "Naive"), "a-gem": ("A-GEM", "AGEM"), "ewc": ("EWC", "EWC"), "mas": ("MAS", "MAS"),
+    "perfect-memory": ("perfect memory", "PerfectMemory"), "vcl": ("VCL", "VCL"), "packnet": ("PackNet", "PackNet"),
+    "efficient-packnet": ("EfficientPackNet", "EfficientPackNet"),
 }  # fmt: skip
-COLOURED = {
-    "fine-tuning": "Naive", "a-gem": "AGEM", "ewc": "EWC", "mas": "MAS", "perfect-memory": "PerfectMemory",
-    "vcl": "VCL", "packnet": "PackNet", "efficient-packnet": "EfficientPackNet",
-}  # fmt: skip
-"""The strategies by whose names curves have their colours."""
+"""The labels of methods, and the strategies by whose names curves have their colours."""
 PUBLISHED: dict[tuple[str, float], tuple[str, str]] = {
     ("fine-tuning", 1.0): ("0.00 [0.00, 0.00]", "0.87 [0.84, 0.89]"),
     ("a-gem", 1.0): ("0.02 [0.01, 0.04]", "0.89 [0.86, 0.91]"),
@@ -164,7 +162,7 @@ class Method:
     @property
     def label(self) -> str:
         """What the reader sees."""
-        shown = LABELS[self.name]
+        shown, _ = SHOWN_AS[self.name]
         return shown if self.alpha == 1 else f"Powerprop + {shown} (α = {self.alpha:g})"
 
     @property
@@ -391,10 +389,6 @@ class MethodRows:
         pairs = self.rows.values(lambda row: zip(row["trained"], row["final"], strict=True))
         return bootstrap([fmean(trained - final for trained, final in each) for each in pairs])
 
-    def of_task(self, task: int) -> list[float]:
-        """Mean success on a task: trained, packed, at the very end."""
-        return [fmean(row[name][task] for row in self.rows) for name in ("trained", "packed", "final")]
-
     @property
     def moved(self) -> float:
         """The largest change of an action of any task but the last, in any run."""
@@ -407,7 +401,7 @@ class MethodRows:
             return None
         steps = [each["step"] for each in known[0]]
         values = [[each["success"][task] for each in found] for found in known]
-        return Curve(self.method.label, None, steps, values, method=COLOURED[self.method.name])
+        return Curve(self.method.label, None, steps, values, method=SHOWN_AS[self.method.name][1])
 
 
 # The page.
@@ -436,62 +430,59 @@ def main(cfg: Config, run: Run) -> Page:
     methods = [Method(name, alpha) for name, own in powers.items() for alpha in own]
     rows = run.map(learn, [{**m.settings, "seed": seed} for seed in range(cfg.seeds) for m in methods])
     measured = [MethodRows(m, found) for m in methods if (found := rows.where(**m.settings).finished)]
-    why = [f"{Method(row['method'], row['alpha']).label}, seed {row['seed']}: {row.get('diverged', row.get('failed'))}"
-           for row in rows if row.lost]  # fmt: skip
+    lost = lost_runs(rows, lambda row: Method(row["method"], row["alpha"]).label)
     if not measured:
-        raise RunError(f"every run diverged: {'; '.join(why)}")
+        raise RunError(f"every run diverged: {'; '.join(lost)}")
     clips = clips_of(cfg, measured)
     sections = [
         Section("Success and forgetting", INTERVALS, tables=[main_table(measured), task_table(cfg, measured)]),
         Section("Success on the way", WAY, success_curves(cfg, measured)),
         *([Section("The arm at the very end", SHOWN, clips)] if clips else []),
-        *Section.diverged(why),
+        *Section.diverged(lost),
     ]
     both = [(m, each) for m in measured for each in (("success", m.success), ("forgetting", m.forgetting))]
     intervals = {f"{what} {m.method.label}": [each.mean, each.low, each.high] for m, (what, each) in both}
+    note = (
+        f"This run: {' → '.join(cfg.tasks)}, {cfg.steps:,} steps each, {cfg.retrain_steps:,} updates of retraining "
+        f"where a method prunes, {cfg.runs}, rewards {cfg.reward}, observations {cfg.observation!r}, "
+        f"{cfg.final_episodes} episodes per number, the same for every method."
+    )
     return Page(
-        "Robot tasks one after another", f"{INTRO}\n\n{run_note(cfg)} {rows.finished.notes}".strip(), sections, PAPER,
+        "Robot tasks one after another", f"{INTRO}\n\n{note} {rows.finished.notes}".strip(), sections, PAPER,
         [Stat(m.method.label, f"{m.success.mean:.2f}", f"forgetting {m.forgetting.mean:.2f}") for m in measured],
         headline(measured), intervals,
     )  # fmt: skip
 
 
-def run_note(cfg: Config) -> str:
-    """What this run did."""
-    return (
-        f"This run: {' → '.join(cfg.tasks)}, {cfg.steps:,} steps each, {cfg.retrain_steps:,} updates of retraining "
-        f"where a method prunes, {cfg.runs}, rewards {cfg.reward}, observations {cfg.observation!r}, "
-        f"{cfg.final_episodes} episodes per number, the same for every method."
-    )
-
-
 def main_table(measured: Sequence[MethodRows]) -> Table:
     """One row per method, the paper's values beside ours."""
-    columns: list[str | Column] = [
-        "", "average success", "forgetting", "largest change of an action", Percent("weights used (%)", None, 0),
-        Column("paper: success", paper=True), Column("paper: forgetting", paper=True),
-    ]  # fmt: skip
-    rows: list[list[Value]] = [
-        [
-            m.method.label, str(m.success), str(m.forgetting), f"{m.moved:.3g}", fmean(m.rows.values("used")),
-            *m.method.published,
-        ]
-        for m in measured
+    columns: Columns = [
+        ("", lambda m: m.method.label), ("average success", lambda m: str(m.success)),
+        ("forgetting", lambda m: str(m.forgetting)), ("largest change of an action", lambda m: f"{m.moved:.3g}"),
+        (Percent("weights used (%)", None, 0), lambda m: fmean(m.rows.values("used"))),
+        (Column("paper: success", paper=True), lambda m: m.method.published[0]),
+        (Column("paper: forgetting", paper=True), lambda m: m.method.published[1]),
     ]  # fmt: skip
     caption = (
         "Average success over all tasks at the very end. Forgetting: success at the end of a task's training, before "
         "pruning, minus that at the very end, averaged over tasks. Change of an action: between the end of its task "
         "and the very end, on observations of all tasks but the last; 0 means bit-identical."
     )
-    return Table("All methods", columns, rows, caption)
+    return table("All methods", columns, measured, caption)
 
 
 def task_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """Success on each task when it was trained, packed, and at the very end."""
-    columns = ["", *(f"{name}: trained, packed, end" for name in cfg.tasks)]
-    tasks = range(len(cfg.tasks))
-    rows = [[m.method.label, *(" → ".join(f"{v:.2f}" for v in m.of_task(t)) for t in tasks)] for m in measured]
-    return Table("Every task", columns, rows, "Mean success over seeds. Packed: after pruning and retraining.")
+
+    def value(task: int, m: MethodRows) -> str:
+        means = [fmean(row[name][task] for row in m.rows) for name in ("trained", "packed", "final")]
+        return " → ".join(f"{each:.2f}" for each in means)
+
+    columns: Columns = [
+        ("", lambda m: m.method.label),
+        *((f"{name}: trained, packed, end", partial(value, task)) for task, name in enumerate(cfg.tasks)),
+    ]
+    return table("Every task", columns, measured, "Mean success over seeds. Packed: after pruning and retraining.")
 
 
 def success_curves(cfg: Config, measured: Sequence[MethodRows]) -> list[Figure]:

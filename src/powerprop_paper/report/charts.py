@@ -36,6 +36,10 @@ class Bars:
     alpha: float
     means: Sequence[Mean | None]
 
+    def data(self) -> dict[str, Any]:
+        """As summary.json has it."""
+        return {"label": self.label, "means": [mean and mean.data() for mean in self.means]}
+
 
 def bars(
     labels: Sequence[str], series: Sequence[Bars], path: str | Path, title: str, xlabel: str, zoom: bool = False,
@@ -106,6 +110,10 @@ class Point:
     def filled(self) -> bool:
         """True with Powerpropagation."""
         return self.method.startswith("Powerprop + ") if self.alpha is None else self.alpha > 1
+
+    def data(self) -> dict[str, Any]:
+        """As summary.json has it."""
+        return {"label": self.method, "x": self.x, "y": self.y.data()}
 
 
 def scatter(
@@ -215,6 +223,10 @@ class Grid:
         if images.ndim != 4 or images.size == 0 or not (images.min() >= 0 and images.max() <= 1):
             raise ValueError(f"grid {self.label!r} needs images (rows, columns, height, width) in [0, 1]")
         object.__setattr__(self, "images", images)
+
+    def data(self) -> dict[str, Any]:
+        """As summary.json has it, which does not repeat pixels."""
+        return {"label": self.label, "note": self.note}
 
     @property
     def values(self) -> Array:

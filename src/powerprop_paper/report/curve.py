@@ -95,6 +95,11 @@ class Curve:
             return method_look(self.method)
         return alpha_look(self.alpha) if self.alpha is not None else Look(style.SLATE, "o")
 
+    def data(self) -> dict[str, Any]:
+        """As summary.json has it."""
+        line = {"label": self.label, "x": self.positions.tolist(), "mean": self.mean.tolist(), "n": len(self.runs)}
+        return line | ({"std": self.std.tolist()} if len(self.runs) > 1 else {})
+
     def end(self, scale: float = 1.0, first: bool = False) -> Named:
         """The end of the drawn line (or its beginning) with the label to write there."""
         at = 0 if first else -1

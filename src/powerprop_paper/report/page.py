@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from powerprop.files import write_atomically
-from powerprop_paper.json_files import read_json
+from powerprop_paper.folder import read_json
 from powerprop_paper.report.table import Table
 
 Summary = Mapping[str, Any]
@@ -26,7 +26,7 @@ LONG = 25
 HEADLINE = "| headline | here | paper |\n| --- | --- | --- |\n"
 """The head of the table at the top of a page of the documentation, whose only row the index shows too."""
 SMOKE = "smoke"
-KINDS = {"svg+xml": re.compile(rb".{0,1000}<svg", re.DOTALL), "gif": re.compile(rb"GIF8")}
+KINDS = {".svg": "svg+xml", ".gif": "gif"}
 
 
 class Stat(NamedTuple):
@@ -52,51 +52,43 @@ def html(summary: Summary, figures: Path) -> str:
     """The page as one file that loads nothing; `figures` has its pictures."""
     templates = Environment(loader=PackageLoader(__package__, ""), autoescape=True, undefined=StrictUndefined)
     templates.filters.update(
-        inline=_inline, paragraphs=_paragraphs, flat=_flat, table=Table.from_data, embedded=partial(_embedded, figures)
-    )
+        inline=_inline, whole=_whole, paragraphs=_paragraphs, shown=_shown, table=Table.from_data,
+        embedded=partial(_embedded, figures), csv=Table.to_csv, slug=_slug,
+    )  # fmt: skip
     page = {"paper": "", "command": "", "stats": (), "config": {}, "versions": {}, **summary}
-    anchors = _anchors([section["heading"] for section in page["sections"]])
-    return templates.get_template("page.html").render(page=page, anchors=anchors)
+    return templates.get_template("page.html").render(page=page)
 
 
 def _embedded(figures: Path, name: str) -> str:
     """A picture as part of the page."""
-    content = (figures / name).read_bytes()
-    kind = next((kind for kind, start in KINDS.items() if start.match(content)), None)
-    if kind is None:
-        raise ValueError(f"only SVG pictures and GIF clips can be embedded, got '{figures / name}'")
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    path = figures / name
+    if path.suffix not in KINDS:
+        raise ValueError(f"only SVG pictures and GIF clips can be embedded, got '{path}'")
+    return f"data:image/{KINDS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _paragraphs(text: str) -> list[str]:
     return [part for part in re.split(r"\n\s*\n", text.strip()) if part]
 
 
+def _whole(text: str) -> str:
+    """Text whose equations (`α = 2`) stay on one line."""
+    return text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+
+
 def _inline(text: str) -> Markup:
     """Escaped text, with code between backticks."""
-    safe = str(escape(" ".join(text.split())))  # a string: Markup would escape what is put into it
+    safe = str(escape(_whole(" ".join(text.split()))))  # a string: Markup would escape what is put into it
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", safe))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as dotted names."""
-    rows: list[tuple[str, str]] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
-    return rows
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _anchors(headings: Sequence[str]) -> list[str]:
-    """Distinct names for links, made of the headings' letters and digits."""
-    result: list[str] = []
-    for heading in headings:
-        stem = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
-        others = (f"{stem}-{number}" for number in range(2, len(headings) + 2))
-        result.append(stem if stem not in result else next(each for each in others if each not in result))
-    return result
+def _slug(text: str) -> str:
+    """A text's letters and digits, as the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 # Markdown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 import statistics
@@ -159,6 +161,14 @@ class Table:
             lines.append(_markdown_row(f"**{text}**" if best and text else text for text, best in texts))
         lines += ["", _escape_markdown(self.note)] if self.note else []
         return "\n".join(lines) + "\n"
+
+    def to_csv(self) -> str:
+        """What is shown, as comma-separated values under the names of the columns."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(column.name for column in self._columns)
+        writer.writerows([value.text for value in row] for row in self.shown)
+        return out.getvalue()
 
     def to_rich(self) -> RichTable:
         """A table for ``rich.print``; headings may wrap, numbers never do."""

@@ -267,8 +267,3 @@ def _check_weights(model: nn.Module, step: int) -> None:
 def triangle(done: float, peak: float) -> float:
     """The learning rate when a fraction of the training is done: a linear rise to 1 at `peak`, a linear fall to 0."""
     return done / peak if done < peak else (1 - done) / (1 - peak)
-
-
-def equal_rate(lr: float, magnitude: float, alpha: float) -> float:
-    """The rate at which a weight of this size learns under α as fast as at `lr` without: lr·|w|^(2/α-2)/α²."""
-    return float(lr * magnitude ** (2 / alpha - 2) / alpha**2)

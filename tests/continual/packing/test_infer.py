@@ -1,5 +1,6 @@
 """Task inference: its gradient against autograd, its answers on tasks that are easy to tell apart."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,12 @@ def standardised_task(index: int) -> Any:
 
 def test_tasks_that_tie_are_never_parted() -> None:
     ours = learner(model=toy_model(width=96), steps=80, gamma=0.95, reuse="output", prunings=1, pruning_steps=10)
-    for t in range(12):
+    for t in range(6):  # more than there are candidates
         ours.learn(standardised_task(t))
-    for group in (1, 8, 128):
-        for t in (0, 7, 11):
-            x = standardised_task(t).test().x
-            found = [infer(ours.nets, x, ours.objective, method, group) for method in ("shortlist", "exhaustive")]
-            assert torch.equal(*found)
+    for group, t in product((1, 8, 128), (0, 3, 5)):
+        x = standardised_task(t).test().x
+        found = [infer(ours.nets, x, ours.objective, method, group) for method in ("shortlist", "exhaustive")]
+        assert torch.equal(*found)
 
 
 def test_equal_distances_are_never_parted() -> None:
@@ -173,9 +173,7 @@ def test_without_stored_means() -> None:
     x = toy_task(1).test().x
     with pytest.raises(NoMeansError, match="'shortlist' compares inputs with stored mean .*means='none'.*'exhaustive'"):
         ours.predict(x)
-    with pytest.raises(
-        NoMeansError, match="no stored mean input and deviation: the learner was made with means='none'"
-    ):
+    with pytest.raises(NoMeansError, match="no stored mean input and deviation: .* was made with means='none'"):
         ours.predict(x, method="exhaustive", unknown=0.05)
     assert (ours.predict(x, method="exhaustive", group=64).task == 1).all()
     assert ours.nets.stats.state() == {}
@@ -183,10 +181,10 @@ def test_without_stored_means() -> None:
         learner(means="some")
 
 
-@pytest.mark.parametrize("method", SUPERFLUOUS)
-def test_superfluous_outputs(method: str, trained: Strategy) -> None:
-    with pytest.raises(ValueError, match=r"superfluous outputs, more than the 3 classes, got 3 outputs"):
-        trained.predict(toy_task(0).test().x, method=method)
+def test_superfluous_outputs(trained: Strategy) -> None:
+    for method in SUPERFLUOUS:
+        with pytest.raises(ValueError, match=r"superfluous outputs, more than the 3 classes, got 3 outputs"):
+            trained.predict(toy_task(0).test().x, method=method)
     ours = learner(model=toy_model(width=64, outputs=30), steps=100)
     for t in range(3):
         ours.learn(toy_task(t))
@@ -198,8 +196,8 @@ def test_superfluous_outputs(method: str, trained: Strategy) -> None:
         (expected,) = torch.autograd.grad(model(x)[:, CLASSES:].logsumexp(1).mean(), even)
     found = entropy_gradient(ours.nets, x, even.detach(), ours.objective, superfluous=True)
     assert torch.allclose(found.float(), expected, rtol=1e-4, atol=1e-6)
-    if method.startswith("oneshot"):
-        assert set(ours.predict(x, method=method, group=None).task.tolist()) == {int(expected.argmin())}
+    assert set(ours.predict(x, method="oneshot-superfluous", group=None).task.tolist()) == {int(expected.argmin())}
+    assert set(ours.predict(x, method="binary-superfluous", group=None).task.tolist()) <= {0, 1, 2}
 
 
 def test_a_mixed_batch_is_not_given_one_task_unasked(trained: Strategy) -> None:
@@ -282,21 +280,16 @@ def test_bad_arguments(trained: Strategy) -> None:
         trained.predict(x, group=0)
     with pytest.raises(ValueError, match="task must be learned first"):
         learner().predict(x)
+    for method in INFERENCES:
+        with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
+            infer(trained.nets, x, trained.objective, method, candidates=0)
 
 
-@pytest.mark.parametrize("method", INFERENCES)
-def test_no_inputs_have_no_tasks(method: str, trained: Strategy) -> None:
-    x = toy_task(0).test().x[:0]
-    for group in (None, 1, 64):
-        found = infer(trained.nets, x, trained.objective, method, group)
+def test_no_inputs_have_no_tasks(trained: Strategy) -> None:
+    for method, group in product(INFERENCES, (None, 1, 64)):
+        found = infer(trained.nets, toy_task(0).test().x[:0], trained.objective, method, group)
         assert found.tolist() == []
         assert found.dtype == torch.int64
-
-
-@pytest.mark.parametrize("method", INFERENCES)
-def test_candidates_must_be_some(method: str, trained: Strategy) -> None:
-    with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
-        infer(trained.nets, toy_task(0).test().x, trained.objective, method, candidates=0)
 
 
 class Spare(nn.Module):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from powerprop.continual import INFERENCES, SupSup
 from powerprop.continual.packing.subnetworks import RATES
-from powerprop.continual.packing.supermasks import BitMasks
+from powerprop.continual.packing.task_masks import BitMasks
 from powerprop.masks import Masks
 from tasks import FEATURES, NormNet, toy_model, toy_task
 
@@ -84,12 +84,11 @@ def test_heads_are_trained_and_norms_are_not() -> None:
 
 
 def test_mixture_and_sums_are_those_of_the_masks() -> None:
-    masks = BitMasks({"w": torch.Size([2, 5])})
-    masks.follow({"w": torch.device("cpu")})
+    masks = BitMasks({"w": torch.zeros(2, 5)})
     generator = torch.Generator().manual_seed(0)
     each = torch.rand(3, 2, 5, generator=generator) > 0.5
     for mask in each:
-        masks.add(Masks({"w": mask}))
+        masks.add_chosen(Masks({"w": mask}))
     pi, values = torch.tensor([0.5, 0.3, 0.2]), torch.rand(2, 5, generator=generator)
     mixed: Tensor = (pi[:, None, None] * each).sum(0)
     torch.testing.assert_close(masks.mixture("w", pi), mixed)
@@ -109,8 +108,8 @@ def test_many_tasks() -> None:
     ("options", "message"),
     [
         ({"kept": 1.5}, r"kept must be in \(0, 1\], .* got 1.5"),
-        ({"weights": "normal"}, "weights must be 'signed' or 'given', got 'normal'"),
-        ({"distribution": "global"}, "distribution must be 'uniform' or 'erk', got 'global'"),
+        ({"weights": "normal"}, "weights must be one of signed, given, got 'normal'"),
+        ({"distribution": "global"}, "distribution must be one of uniform, erk, got 'global'"),
         ({"alpha": 2.0}, "SupSup needs alpha = 1, got alpha = 2"),
     ],
 )

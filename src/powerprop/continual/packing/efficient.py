@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,25 +16,15 @@ from powerprop.continual.data import Source, count_rows
 from powerprop.continual.packing.packnet import NEARLY_FULL, Packing
 from powerprop.continual.packing.subnetworks import Weights
 from powerprop.continual.packing.supermasks import FrozenSupermask
-from powerprop.continual.strategy import OptimizerFactory, Progress
+from powerprop.continual.strategy import OptimizerFactory, Progress, check_among, check_least
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
 from powerprop.sparsify.prune import top_k, top_k_masks
 
 __all__ = [
-    "FINE",
-    "GRID",
-    "SEARCHES",
-    "EfficientPackNet",
-    "Found",
-    "around",
-    "binary",
-    "check_grid",
-    "linear",
-    "loss_increase",
-    "removal_costs",
-    "sparsest",
-]
+    "FINE", "GRID", "SEARCHES", "EfficientPackNet", "Found", "around", "binary", "check_grid", "linear",
+    "loss_increase", "removal_costs", "sparsest",
+]  # fmt: skip
 
 GRID: tuple[float, ...] = (
     0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15,
@@ -56,13 +46,9 @@ class Found(NamedTuple):
 
 
 def sparsest(
-    performance: Callable[[float], float],
-    dense: float,
-    grid: Sequence[float],
-    gamma: float,
-    search: str = "binary",
+    performance: Callable[[float], float], dense: float, grid: Sequence[float], gamma: float, search: str = "binary",
     guess: int | None = None,
-) -> Found:
+) -> Found:  # fmt: skip
     """The sparsest fraction of the grid that keeps γ of the dense performance (paper, Algorithm 1, lines 7-11).
 
         the last s on the way from dense to sparse with P_s > γP
@@ -73,8 +59,7 @@ def sparsest(
     search: "linear" (the paper's), "binary", or "taylor", which looks around a guess.
     guess: a place in the grid.
     """
-    if search not in SEARCHES:
-        raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
+    check_among(search=(search, SEARCHES))
     asked = 0
     least = dense * (gamma if dense >= 0 else 2 - gamma)
 
@@ -212,40 +197,24 @@ class EfficientPackNet(Packing):
     task_state: ClassVar[tuple[str, ...]] = ("_supermask",)
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        gamma: float | None = 0.95,
-        search: Literal["linear", "binary", "taylor"] = "binary",
-        grid: Sequence[float] | None = None,
-        distribution: Literal["global", "uniform"] = "global",
-        prunings: int = 0,
-        pruning_steps: int = 100,
-        reuse: Literal["all", "output"] = "all",
-        output: str | None = None,
-        max_layer_fraction: float = 1.0,
-        when_full: Literal["masks", "train", "error"] = "masks",
-        least_free: float | None = None,
-        **options: Any,
-    ) -> None:
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, gamma: float | None = 0.95,
+        search: Literal["linear", "binary", "taylor"] = "binary", grid: Sequence[float] | None = None,
+        distribution: Literal["global", "uniform"] = "global", prunings: int = 0, pruning_steps: int = 100,
+        reuse: Literal["all", "output"] = "all", output: str | None = None, max_layer_fraction: float = 1.0,
+        when_full: Literal["masks", "train", "error"] = "masks", least_free: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
         if gamma is not None and not 0 < gamma <= 1:
             raise ValueError(f"gamma must be in (0, 1], got {gamma}")
-        if search not in SEARCHES:
-            raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
-        if distribution not in ("global", "uniform"):
-            raise ValueError(f"distribution must be 'global' or 'uniform', got {distribution!r}")
-        if reuse not in ("all", "output"):
-            raise ValueError(f"reuse must be 'all' or 'output', got {reuse!r}")
-        if when_full not in ("masks", "train", "error"):
-            raise ValueError(f"when_full must be 'masks', 'train' or 'error', got {when_full!r}")
+        check_among(
+            search=(search, SEARCHES), distribution=(distribution, ("global", "uniform")),
+            reuse=(reuse, tuple(LEAST_FREE)), when_full=(when_full, ("masks", "train", "error")),
+        )  # fmt: skip
         if least_free is not None and not 0 <= least_free <= 1:
             raise ValueError(f"least_free must be in [0, 1], a fraction of a layer's weights, got {least_free}")
         if not 0 < max_layer_fraction <= 1:
             raise ValueError(f"max_layer_fraction must be in (0, 1], got {max_layer_fraction}")
-        if prunings < 0 or pruning_steps < 1:
-            raise ValueError(f"expected prunings >= 0 and pruning_steps >= 1, got {prunings} and {pruning_steps}")
+        check_least(prunings=(prunings, 0), pruning_steps=(pruning_steps, 1))
         if prunings * pruning_steps > self.retrain_steps:
             text = f"{prunings} prunings {pruning_steps} steps apart"
             raise ValueError(f"{text} do not fit into retrain_steps={self.retrain_steps}")
@@ -253,16 +222,11 @@ class EfficientPackNet(Packing):
         self.max_layer_fraction = max_layer_fraction
         self.prunings, self.pruning_steps, self.reuse, self.when_full = prunings, pruning_steps, reuse, when_full
         self.least_free = LEAST_FREE[reuse] if least_free is None else least_free
-        self._supermask: FrozenSupermask | None = None
         self.grid = check_grid(grid if grid is not None else GRID if reuse == "all" else FINE)
-        self.output = self._output(output)
+        if output is not None and output not in self.nets.masters:
+            raise ValueError(f"output must be one of {', '.join(self.nets.masters)}, got {output!r}")
+        self.output = output if output is not None or self.heads is not None else list(self.nets.masters)[-1]
         self.tolerated, self.evaluations = gamma or 1.0, 0
-
-    def _output(self, name: str | None) -> str | None:
-        """The output layer that all tasks share; with heads there is none unless it is named."""
-        if name is not None and name not in self.nets.masters:
-            raise ValueError(f"output must be one of {', '.join(self.nets.masters)}, got {name!r}")
-        return name if name is not None or self.heads is not None else list(self.nets.masters)[-1]
 
     # --- when no weight is free ---------------------------------------------------------------------------------
 
@@ -298,18 +262,8 @@ class EfficientPackNet(Packing):
             self.train(data, self.retrain_steps, progress, "retraining")
             self.model.eval()
         masks = self._supermask.chosen()
-        self._let_go()
+        self._end_supermask()
         self.nets.pack_chosen(masks, self._sample(data, validation))
-
-    def give_up(self) -> None:
-        """Leave the task in hand; its scores are forgotten."""
-        self._let_go()
-        super().give_up()
-
-    def _let_go(self) -> None:
-        if self._supermask is not None:
-            self._supermask.let_go()
-            self._supermask = None
 
     # --- which weights take part --------------------------------------------------------------------------------
 
@@ -383,16 +337,13 @@ class EfficientPackNet(Packing):
         """
         assert self.gamma is not None
         weights = {n: m.param for n, m in self.nets.masters.items()}
+        model, task = self.bound(self.current), self.current
+        losses = ((self.objective.loss(model, b, task), count_rows(b)) for b in islice(data, TAYLOR_BATCHES))
         with torch.enable_grad():
-            costs = removal_costs(weights, self._losses(islice(data, TAYLOR_BATCHES)))
+            costs = removal_costs(weights, losses)
         increase = loss_increase(costs, scores, self.grid, self.distribution != "global")
         allowed = (1 - self.gamma) * max(abs(dense), math.log(2))
         return sum(1 for value in increase if value <= allowed) - 1
-
-    def _losses(self, batches: Iterator[Any]) -> Iterator[tuple[Tensor, int]]:
-        for batch in batches:
-            loss = self.objective.loss(self.bound(self.current), batch, self.current)
-            yield loss, count_rows(batch)
 
 
 def _largest(scores: Weights, among: Masks, k: int) -> Masks:

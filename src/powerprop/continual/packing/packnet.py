@@ -7,13 +7,13 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from powerprop.continual.data import Source
-from powerprop.continual.packing.subnetworks import InputStats, Subnetworks, Weights
+from powerprop.continual.packing.subnetworks import Weights
 from powerprop.continual.packing.task_inference import SubnetworkStrategy
-from powerprop.continual.strategy import OptimizerFactory, Progress, TaskId
+from powerprop.continual.strategy import OptimizerFactory, Progress, TaskId, check_least
 from powerprop.eval_mode import evaluating
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
@@ -46,7 +46,7 @@ class Packing(SubnetworkStrategy):
     open_ended: ClassVar[bool] = True
     """There may always be another task, so that a layer which is nearly full is worth a warning."""
 
-    tolerated: float
+    tolerated: float = 1.0
     """The fraction of the performance that a sub-network may have before it is retrained."""
 
     def __init__(
@@ -54,30 +54,25 @@ class Packing(SubnetworkStrategy):
         sparse: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, **options)
-        if retrain_steps is not None and retrain_steps < 0:
-            raise ValueError(f"retrain_steps must not be negative, got {retrain_steps}")
         if sparse and (others := [k.__name__ for k in getattr(self, "strategies", ()) if not issubclass(k, Packing)]):
             raise ValueError(
                 f"sparse=True is for {self.name} alone: {', '.join(others)} would meet layers that hold some of their "
                 "weights"
             )
         self.retrain_steps = self.steps // 2 if retrain_steps is None else retrain_steps
+        check_least(retrain_steps=(self.retrain_steps, 0))
         self.sparse = sparse
-        self.nets = Subnetworks(model, self.optimizer, self.head_of, self.bound)
-        self.nets.stats = InputStats(self.means)
-        self.parts["masks"], self.freezer = self.nets, self.nets.freezer
-        self.tolerated = 1.0
         self._chosen: Masks | None = None
         self._dense: float | None = None
 
     @abstractmethod
     def choose_masks(self, data: Source, validation: Source) -> Masks:
-        """The one verb in which packing methods differ: the weights that the current task keeps.
+        """The one hook in which packing methods differ: the weights that the current task keeps.
 
         Those of earlier tasks may be among them.
         """
 
-    # --- the verbs of a strategy --------------------------------------------------------------------------------
+    # --- the hooks ----------------------------------------------------------------------------------------------
 
     def begin_task(self) -> None:
         """All weights are used, the free ones are trained."""
@@ -95,13 +90,13 @@ class Packing(SubnetworkStrategy):
         """
         now = self._open("prune")
         source = data if isinstance(data, Source) else self.source(data)
-        held = source if validation is None else validation
-        held = held if isinstance(held, Source) else self.source(held)
+        validating = source if validation is None else self.source(validation)
         with evaluating(self.model):
-            if self._dense is None and not held.missing:
+            if self._dense is None and not validating.missing:
                 seen = self.visible()
-                self._dense = self.performance(self.nets.theta() if seen is None else self.nets.masked(seen), held)
-            self._chosen = self.choose_masks(source, held)
+                weights = self.nets.theta() if seen is None else self.nets.masked(seen)
+                self._dense = self.performance(weights, validating)
+            self._chosen = self.choose_masks(source, validating)
         self.nets.restrict(self._chosen)
         now.phase, now.step = "retraining", 0
 
@@ -184,8 +179,7 @@ class PackNet(Packing):
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, total_tasks: int, **options: Any
     ) -> None:
         super().__init__(model, optimizer, **options)
-        if total_tasks < 1:
-            raise ValueError(f"total_tasks must be at least 1, got {total_tasks}")
+        check_least(total_tasks=(total_tasks, 1))
         for name, master in self.nets.masters.items():
             if total_tasks > (weights := master.param.numel()):
                 most = f"{weights}, the number of weights of {name!r}"
@@ -201,11 +195,8 @@ class PackNet(Packing):
 
     def choose_masks(self, data: Source, validation: Source) -> Masks:
         """The task's share of every layer, and all weights of earlier tasks."""
-        free = self.nets.masks.free()
-        theta = {n: m.theta().abs() for n, m in self.nets.masters.items()}
-        return ~free | Masks({n: top_k(t.masked_fill(~free[n], -1.0), self._count(t)) for n, t in theta.items()})
-
-    def _count(self, weight: Tensor) -> int:
-        """What the current task gets of a weight: the shares of all tasks add up to the whole."""
-        before, after = (t * weight.numel() // self.total_tasks for t in (self.current, self.current + 1))
-        return after - before
+        masks, free = {}, self.nets.masks.free()
+        for name, master in self.nets.masters.items():
+            before, after = (t * master.param.numel() // self.total_tasks for t in (self.current, self.current + 1))
+            masks[name] = top_k(master.theta().abs().masked_fill(~free[name], -1.0), after - before) | ~free[name]
+        return Masks(masks)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from powerprop.continual.freezing import SharedFreezer
 from powerprop.continual.layers import swapped_parameters
 from powerprop.continual.objective import Model
-from powerprop.continual.packing.task_masks import TaskMasks
+from powerprop.continual.packing.task_masks import BitMasks, TaskMasks
 from powerprop.mask_entries import count
 from powerprop.masks import Masks
 from powerprop.optim import Powerprop
@@ -25,9 +25,9 @@ from powerprop.weight import masked
 __all__ = ["MEANS", "InputStats", "NoMeansError", "Sample", "Subnetworks"]
 
 Means = Literal["task", "class", "none"]
-MEANS: tuple[Means, ...] = ("task", "class", "none")
+MEANS: tuple[Means, ...] = get_args(Means)
 SAMPLED = 5000
-"""Inputs of a task that its signature is made of."""
+"""Inputs of a task that its means are taken of."""
 CHANCE = 4.0
 """Means that differ by so many times what the drawing of their inputs explains are taken for different."""
 RATES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -235,24 +235,24 @@ class Subnetworks:
     optimizer: the Powerprop optimiser of the model.
     head_of: the task whose head a name is inside of, or None.
     bound: the model as a function of the inputs alone, for a task.
+    means: what is kept of the inputs of tasks, see `InputStats`.
+    owned: tasks own weights; otherwise none is ever trained, and a task is any mask over them.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Powerprop,
-        head_of: Callable[[str], int | None] = lambda name: None,
-        bound: Callable[[int | None], Model] | None = None,
-    ) -> None:
+        self, model: nn.Module, optimizer: Powerprop, head_of: Callable[[str], int | None] = lambda name: None,
+        bound: Callable[[int | None], Model] | None = None, means: Means = "task", owned: bool = True,
+    ) -> None:  # fmt: skip
         self.model, self.optimizer, self.head_of = model, optimizer, head_of
         self.bound = bound or (lambda task: model)
         shared = {n: m for n, m in optimizer.masters.items() if head_of(n) is None}
         self.masters = {n: m for n, m in shared.items() if m.param.requires_grad}
         if not self.masters:
             raise ValueError("the model has no weights to share among tasks: only heads and frozen layers get an α")
-        self.masks = TaskMasks({n: m.param for n, m in self.masters.items()})
-        self.stats = InputStats()
-        self.spread = {n: float(m.param.detach().std(correction=0)) for n, m in self.masters.items()}
+        weights = {n: m.param for n, m in self.masters.items()}
+        self.masks: TaskMasks = TaskMasks(weights, self.strength) if owned else BitMasks(weights)  # type: ignore[assignment]
+        self.stats = InputStats(means)
+        self.spread = {n: float(p.detach().std(correction=0)) for n, p in weights.items()}
         self._theta: Weights = {}
         self._shown: OrderedDict[int, Weights] = OrderedDict()
         self._seen: tuple[tuple[int, int], ...] = ()
@@ -295,17 +295,19 @@ class Subnetworks:
     def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
         """Protect the weights of a new task for good, and initialise again those that no task uses.
 
-        sample: some inputs of the task, for its signature, if it can have one.
+        sample: some inputs of the task, for `stats`, if they have a fixed number of values.
         """
-        self.stats.add(sample)
-        self.masks.add(masks, self._strength())
+        self.masks.add(masks)
         self._draw(self.masks.free(), generator)
-        self.show(self.masks.tasks - 1)
+        self._packed(sample)
 
     def pack_chosen(self, masks: Masks, sample: Sample | None) -> None:
         """Keep the mask of a new task that owns no weight."""
-        self.stats.add(sample)
         self.masks.add_chosen(masks)
+        self._packed(sample)
+
+    def _packed(self, sample: Sample | None) -> None:
+        self.stats.add(sample)
         self.show(self.masks.tasks - 1)
 
     def _draw(self, where: Mapping[str, Tensor], generator: torch.Generator) -> None:
@@ -321,16 +323,21 @@ class Subnetworks:
                 fresh = fresh.uniform_(-limit, limit, generator=generator).to(master.param.device)
                 master.put(where[name], fresh[where[name]])
 
-    def _strength(self) -> Weights:
-        return {n: m.theta().abs() for n, m in self.masters.items()}
-
     # --- the network as a task sees it --------------------------------------------------------------------------
 
     def theta(self) -> Weights:
         """All effective weights, whether used or not."""
+        return {n: theta.to(self.masters[n].param.dtype) for n, theta in self._wide().items()}
+
+    def strength(self, name: str) -> Tensor:
+        """|θ| of every weight, in single precision."""
+        return self._wide()[name].abs().float()
+
+    def _wide(self) -> Weights:
+        """All effective weights in the highest precision there is."""
         self._follow()
         if not self._theta:
-            self._theta = {n: m.theta().to(m.param.dtype) for n, m in self.masters.items()}
+            self._theta = {n: m.theta() for n, m in self.masters.items()}
         return self._theta
 
     def weights(self, task: int) -> Weights:
@@ -393,37 +400,27 @@ class Subnetworks:
 
     def _head_stacks(self) -> Weights:
         """The parameters of the heads packed so far, one row per task, by the names of the first head's."""
-        heads = self.heads()
-        if not heads:
-            return {}
-        columns = zip(*(head.items() for head in heads), strict=True)
+        columns = zip(*(head.items() for head in self.heads()), strict=True)
         return {column[0][0]: torch.stack([parameter.detach() for _, parameter in column]) for column in columns}
 
     def heads(self) -> list[dict[str, nn.Parameter]]:
         """The parameters of every head packed so far by name; none without heads."""
         named = dict(self.model.named_parameters())
-        of_task = [{n: p for n, p in named.items() if self.head_of(n) == task} for task in self.task_numbers()]
+        of_task = [{n: p for n, p in named.items() if self.head_of(n) == task} for task in range(self.masks.tasks)]
         return of_task if any(of_task) else []
-
-    def task_numbers(self) -> Iterable[int]:
-        """The numbers of the tasks packed so far."""
-        return range(self.masks.tasks)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Owners, thresholds and signatures; the weights themselves are saved by the learner."""
-        planes, data = self.masks.state()
-        return {**planes, **self.stats.state()}, {**data, "spread": self.spread}
+        """Masks and what is known of inputs; the weights themselves are saved by the learner."""
+        tensors, data = self.masks.state()
+        return {**tensors, **self.stats.state()}, {**data, "spread": self.spread}
 
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave, after the weights."""
-        if data["threshold"].keys() != self.masters.keys():
-            found, own = sorted(data["threshold"]), sorted(self.masters)
-            raise ValueError(f"the saved learner has masks of {found}, this one shares {own} among tasks")
-        self._seen = ()
-        self.spread = dict(data["spread"])
+        self.forget()
+        self.masks.load_state(tensors, data)
         self.stats.load_state(tensors, data["tasks"])
-        self.masks.load_state(tensors, data, self._strength())
+        self.spread = dict(data["spread"])
         if self.masks.tasks:
             self.show(self.masks.tasks - 1)

@@ -12,16 +12,14 @@ from torch.optim import Adam, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from powerprop.continual.data import Source
-from powerprop.continual.packing.subnetworks import InputStats, Sample, Subnetworks
+from powerprop.continual.packing.subnetworks import Subnetworks
 from powerprop.continual.packing.task_inference import SubnetworkStrategy
-from powerprop.continual.packing.task_masks import BitMasks
 from powerprop.continual.saving import Moments, below
-from powerprop.continual.strategy import OptimizerFactory, Progress, refuse_alpha
+from powerprop.continual.strategy import OptimizerFactory, Progress, check_among, refuse_alpha
 from powerprop.masks import Masks
-from powerprop.optim import Powerprop
 from powerprop.sparsify.prune import top_k_masks
 
-__all__ = ["FrozenSupermask", "SupSup", "Supermask", "Supermasks"]
+__all__ = ["FrozenSupermask", "SupSup", "Supermask"]
 
 BEGUN_WITH = 0.1
 """The fraction of the frozen weights that take part before the first step."""
@@ -37,23 +35,20 @@ class Supermask:
     The gradient goes straight through the choice of the mask; every step of the learner's optimiser makes a new one.
 
     nets: from now on they hold θ ⊙ M(s), until `let_go`.
-    choose: M of the scores as they are; by default those above zero.
+    chosen: M of the scores as they are; by default those above zero.
     among: the weights to choose from; scores of others get no gradient, and stay.
     """
 
     def __init__(
-        self, nets: Subnetworks, scores: Mapping[str, nn.Parameter], choose: Callable[[], Masks] | None = None,
+        self, nets: Subnetworks, scores: Mapping[str, nn.Parameter], chosen: Callable[[], Masks] | None = None,
         among: Masks | None = None,
     ) -> None:  # fmt: skip
         self.nets, self.scores, self.among = nets, dict(scores), among
-        self.chosen = choose or self._positive
+        self.chosen = chosen or (lambda: Masks({n: score.detach() > 0 for n, score in self.scores.items()}))
         self.put_on()
         thetas = {n: m.theta() if among is None else m.theta() * among[n] for n, m in nets.masters.items()}
         self._handles = [_straight_through(m.param, scores[n], thetas[n]) for n, m in nets.masters.items()]
         self._handles.append(nets.optimizer.register_step_post_hook(self.after_step))
-
-    def _positive(self) -> Masks:
-        return Masks({n: score.detach() > 0 for n, score in self.scores.items()})
 
     def put_on(self) -> None:
         """The mask of the scores as they are, in the model."""
@@ -81,6 +76,7 @@ class FrozenSupermask(Supermask):
         scores = {n: _drawn(among[n], generator) for n in nets.masters}
         fused = all(score.device.type in ("cpu", "cuda") for score in scores.values())  # one pass over the scores
         self._adam = Adam(list(scores.values()), lr=RATE, fused=fused)
+        self._moments = Moments(scores, self._adam)
         super().__init__(nets, scores, among=among)
 
     def after_step(self, *_: Any) -> None:
@@ -91,15 +87,15 @@ class FrozenSupermask(Supermask):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The scores, and what their Adam remembers of each."""
-        moments = Moments(self.scores, self._adam).state()[0]
-        return {n: s.detach() for n, s in self.scores.items()} | {f"adam/{n}": t for n, t in moments.items()}, {}
+        moments = {f"adam/{n}": t for n, t in self._moments.state()[0].items()}
+        return {n: s.detach() for n, s in self.scores.items()} | moments, {}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """What `state` gave."""
         for name, score in self.scores.items():
             score.copy_(tensors[name])
-        Moments(self.scores, self._adam).load_state(below("adam", tensors), {})
+        self._moments.load_state(below("adam", tensors), {})
         self.put_on()
 
 
@@ -139,36 +135,25 @@ class SupSup(SubnetworkStrategy):
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "trains no weight", "keeps answers", "starts anew")
+    owned: ClassVar[bool] = False
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerFactory | Optimizer,
-        *,
-        kept: float | None = 0.5,
-        distribution: Literal["uniform", "erk"] = "uniform",
-        weights: Literal["signed", "given"] = "signed",
+        self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, kept: float | None = 0.5,
+        distribution: Literal["uniform", "erk"] = "uniform", weights: Literal["signed", "given"] = "signed",
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         reason = "it acts on weights that are trained, and none is"
         refuse_alpha(type(self), optimizer, options.get("alpha"), reason)
         if kept is not None and not 0 < kept <= 1:
             raise ValueError(f"kept must be in (0, 1], or None for all scores from 0 on, got {kept}")
-        if distribution not in ("uniform", "erk"):
-            raise ValueError(f"distribution must be 'uniform' or 'erk', got {distribution!r}")
-        if weights not in ("signed", "given"):
-            raise ValueError(f"weights must be 'signed' or 'given', got {weights!r}")
+        check_among(distribution=(distribution, ("uniform", "erk")), weights=(weights, ("signed", "given")))
         super().__init__(model, optimizer, **options)
         refuse_alpha(type(self), self.optimizer, None, reason)  # groups may have an alpha of their own
         self.kept, self.distribution, self.weights = kept, distribution, weights
-        self.nets: Supermasks = Supermasks(model, self.optimizer, self.head_of, self.bound)
-        self.nets.stats = InputStats(self.means)
-        self.parts["masks"], self.freezer = self.nets, self.nets.freezer
         if weights == "signed":
             self._sign_weights()
         self.scores = {n: nn.Parameter(torch.zeros_like(m.param)) for n, m in self.nets.masters.items()}
         self.add_parameters(list(self.scores.values()))
-        self._supermask: Supermask | None = None
 
     @torch.no_grad()
     def _sign_weights(self) -> None:
@@ -176,11 +161,13 @@ class SupSup(SubnetworkStrategy):
             weight = master.param
             weight.copy_(torch.where(weight < 0, -1.0, 1.0) * math.sqrt(2 / weight[0].numel()))
 
-    # --- the verbs of a strategy --------------------------------------------------------------------------------
+    # --- the hooks ----------------------------------------------------------------------------------------------
 
     def begin_task(self) -> None:
         """New scores; gradients of weights become those of scores, and every step of the optimiser a new mask."""
-        self.nets.open(self.current, self.generator("scores"))
+        self.nets.open_frozen(self.current)
+        if self.current == 0:  # running statistics are taken from the first task, but no weight is trained
+            self.optimizer.freeze([p for n, p in self.model.named_parameters() if self.head_of(n) != 0])
         for score in self.scores.values():
             limit = score[0].numel() ** -0.5
             drawn = torch.empty(score.shape).uniform_(-limit, limit, generator=self.generator("scores"))
@@ -193,57 +180,11 @@ class SupSup(SubnetworkStrategy):
 
     def end_task(self, data: Source, validation: Source, progress: Progress | None) -> None:
         """The mask is kept, the scores are not."""
-        self._let_go()
-        self.nets.pack(self.chosen(), self._sample(data, validation), self.generator("scores"))
-
-    def give_up(self) -> None:
-        """Leave the task in hand; its scores are forgotten."""
-        self._let_go()
-        super().give_up()
+        self._end_supermask()
+        self.nets.pack_chosen(self.chosen(), self._sample(data, validation))
 
     def chosen(self) -> Masks:
         """M(s) of the task in hand."""
         if self.kept is None:
             return Masks({n: s.detach() >= 0 for n, s in self.scores.items()})
         return top_k_masks({n: s.detach() for n, s in self.scores.items()}, 1 - self.kept, self.distribution)
-
-    def _let_go(self) -> None:
-        if self._supermask is not None:
-            self._supermask.let_go()
-            self._supermask = None
-
-
-class Supermasks(Subnetworks):
-    """Sub-networks of fixed weights, whose masks have nothing in common: one bit for each weight and task."""
-
-    masks: BitMasks  # type: ignore[assignment]
-
-    def __init__(self, model: nn.Module, optimizer: Powerprop, *options: Any) -> None:
-        super().__init__(model, optimizer, *options)
-        self.masks = BitMasks({n: m.param.shape for n, m in self.masters.items()})
-
-    def open(self, task: int, generator: torch.Generator, visible: Masks | None = None) -> None:
-        """Nothing is trained but the head of the task; running statistics are taken from the first one."""
-        self._follow()
-        self.freezer.hold((), task)
-        if task == 0:
-            own = [p for n, p in self.model.named_parameters() if self.head_of(n) != 0]
-            self.optimizer.freeze(own)
-
-    def pack(self, masks: Masks, sample: Sample | None, generator: torch.Generator) -> None:
-        """Keep the mask of a new task."""
-        self.stats.add(sample)
-        self.masks.add(masks)
-        self.show(self.masks.tasks - 1)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Masks and signatures; the weights themselves are saved by the learner."""
-        return {**self.masks.state(), **self.stats.state()}, {"tasks": self.masks.tasks}
-
-    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-        """Take up what `state` gave, after the weights."""
-        self._seen = ()
-        self.stats.load_state(tensors, data["tasks"])
-        self.masks.load_state(tensors, data["tasks"])
-        if self.masks.tasks:
-            self.show(self.masks.tasks - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from powerprop.continual.data import Source, to_device
 from powerprop.continual.objective import Model, Objective
-from powerprop.continual.packing.subnetworks import MEANS, SAMPLED, Means, Sample, Subnetworks
+from powerprop.continual.packing.subnetworks import SAMPLED, Means, Sample, Subnetworks
 from powerprop.continual.strategy import OptimizerFactory, Strategy, TaskId
 from powerprop.continual.task import Prediction, are_labels
 from powerprop.eval_mode import evaluating
@@ -61,15 +61,14 @@ def entropies(nets: Subnetworks, x: Tensor, objective: Objective, wanted: Tensor
     wanted: (tasks, inputs) booleans; the others are infinite and cost nothing.
     """
     found = torch.full((nets.masks.tasks, len(x)), torch.inf, dtype=torch.float32)
+    wanted = torch.ones(found.shape, dtype=torch.bool) if wanted is None else wanted
     device = next(nets.model.parameters()).device
-    for task in nets.task_numbers():
-        rows = None if wanted is None else wanted[task].nonzero()[:, 0]
-        if rows is not None and not len(rows):
-            continue
-        asked = x if rows is None else x[rows.to(x.device)]
+    for task in wanted.any(1).nonzero()[:, 0].tolist():
+        rows = wanted[task].nonzero()[:, 0]
         with evaluating(nets.model), nets.viewing(nets.weights(task), task) as model:
-            parts = [objective.uncertainty(model, part.to(device), task) for part in torch.split(asked, PART)]
-        found[task, slice(None) if rows is None else rows] = torch.cat(parts).float().cpu()
+            asked = torch.split(x[rows.to(x.device)], PART)
+            parts = [objective.uncertainty(model, part.to(device), task) for part in asked]
+        found[task, rows] = torch.cat(parts).float().cpu()
     return found
 
 
@@ -78,17 +77,15 @@ def narrowed(groups: Groups, superfluous: bool = False, once: bool = False) -> T
 
     once: the lowest of all at the first even mixture.
     """
-    return torch.stack([_narrowed(groups, x, superfluous, once) for x in groups.parts()])
-
-
-def _narrowed(groups: Groups, x: Tensor, superfluous: bool, once: bool) -> Tensor:
-    left = torch.ones(groups.nets.masks.tasks, dtype=torch.bool)
-    while (count := int(left.sum())) > 1:
-        even = left.double() / count
-        gradient = entropy_gradient(groups.nets, x, even, groups.objective, superfluous)
-        chosen = gradient.masked_fill(~left, torch.inf).argsort()[: 1 if once else (count + 1) // 2]
-        left = torch.zeros_like(left).index_fill_(0, chosen, True)
-    return left
+    found = []
+    for x in torch.split(groups.x, groups.sizes):
+        left = torch.ones(groups.nets.masks.tasks, dtype=torch.bool)
+        while (count := int(left.sum())) > 1:
+            gradient = entropy_gradient(groups.nets, x, left.double() / count, groups.objective, superfluous)
+            chosen = gradient.masked_fill(~left, torch.inf).argsort()[: 1 if once else (count + 1) // 2]
+            left = torch.zeros_like(left).index_fill_(0, chosen, True)
+        found.append(left)
+    return torch.stack(found)
 
 
 def shortlist(groups: Groups) -> Tensor:
@@ -99,15 +96,15 @@ def shortlist(groups: Groups) -> Tensor:
     never parted: those at the same distance, and those whose means differ from the ones on the list by no more than
     chance, as those of standardised inputs do. Where all tie, all are tried, as `exhaustive` does.
     """
-    signatures = groups.nets.stats
-    distance = signatures.distances(groups.x, groups.sizes)
+    stats = groups.nets.stats
+    distance = stats.distances(groups.x, groups.sizes)
     if not distance.any():  # nothing is known that tells the tasks apart
         return exhaustive(groups)
     sizes = torch.tensor(groups.sizes, dtype=torch.float64)[:, None]
     last = distance.sort(1).values[:, min(groups.candidates, distance.shape[1]) - 1, None]
     chosen = (distance <= last) & (distance <= distance.amin(1, keepdim=True) * (1 + MARGIN * sizes ** (1 / 3)))
     for task in chosen.any(0).nonzero()[:, 0].tolist():
-        chosen = chosen | (chosen[:, task, None] & signatures.tied(task))
+        chosen = chosen | (chosen[:, task, None] & stats.tied(task))
     return chosen
 
 
@@ -124,10 +121,6 @@ class Groups(NamedTuple):
     sizes: list[int]
     objective: Objective
     candidates: int = 4
-
-    def parts(self) -> tuple[Tensor, ...]:
-        """The inputs group by group."""
-        return torch.split(self.x, self.sizes)
 
 
 INFERENCES: dict[str, Callable[[Groups], Tensor]] = {
@@ -158,8 +151,13 @@ def infer(
     if not len(x):
         return torch.zeros(0, dtype=torch.long)
     sizes = group_sizes(len(x), group)
-    chosen = INFERENCES[method](Groups(nets, x, sizes, objective, candidates))
-    return _decide(nets, x, objective, chosen, torch.tensor(sizes)).repeat_interleave(torch.tensor(sizes))
+    chosen, count = INFERENCES[method](Groups(nets, x, sizes, objective, candidates)), torch.tensor(sizes)
+    only, found = chosen.sum(1) == 1, chosen.int().argmax(1)
+    if not only.all():  # the lowest entropy decides among several
+        unsure = entropies(nets, x, objective, (chosen & ~only[:, None]).repeat_interleave(count, 0).T)
+        mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes, 1)])
+        found = torch.where(only, found, mean.argmin(1))
+    return found.repeat_interleave(count)
 
 
 def group_sizes(count: int, group: int | None) -> list[int]:
@@ -178,18 +176,6 @@ def check_inference(method: str, group: int | None, candidates: int) -> None:
         raise ValueError(f"candidates must be at least 1, got {candidates}")
 
 
-def _decide(nets: Subnetworks, x: Tensor, objective: Objective, chosen: Tensor, sizes: Tensor) -> Tensor:
-    """The task of each group: the only one chosen, or the one of lowest entropy among several."""
-    only = chosen.sum(1) == 1
-    first = chosen.int().argmax(1)
-    if only.all():
-        return first
-    wanted = (chosen & ~only[:, None]).repeat_interleave(sizes, 0).T
-    unsure = entropies(nets, x, objective, wanted)
-    mean = torch.stack([part.mean(1) for part in torch.split(unsure, sizes.tolist(), 1)])
-    return torch.where(only, first, mean.argmin(1))
-
-
 class SubnetworkStrategy(Strategy):
     """A strategy that keeps a sub-network for every task in `nets`.
 
@@ -199,15 +185,27 @@ class SubnetworkStrategy(Strategy):
     Further arguments are those of `Strategy`.
     """
 
-    nets: Subnetworks
+    owned: ClassVar[bool] = True
+    """Tasks own weights, see `Subnetworks`."""
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerFactory | Optimizer, *, means: Means = "task", **options: Any
     ) -> None:
         super().__init__(model, optimizer, **options)
-        if means not in MEANS:
-            raise ValueError(f"means must be one of {', '.join(MEANS)}, got {means!r}")
         self.means = means
+        self.nets = Subnetworks(model, self.optimizer, self.head_of, self.bound, means, self.owned)
+        self.parts["masks"], self.freezer = self.nets, self.nets.freezer
+        self._supermask: Any = None
+
+    def give_up(self) -> None:
+        """Leave the task in hand; the scores of a mask are forgotten."""
+        self._end_supermask()
+        super().give_up()
+
+    def _end_supermask(self) -> None:
+        if self._supermask is not None:
+            self._supermask.let_go()
+            self._supermask = None
 
     def settle(self) -> None:
         """A copy holds the same in its own model."""
@@ -253,7 +251,10 @@ class SubnetworkStrategy(Strategy):
         if unsure is not None:
             mean = torch.cat([part.mean().expand(len(part)) for part in torch.split(found.entropy, groups)])
             foreign |= (mean > unsure).cpu()
-        return flagged(found, foreign) if foreign.any() else found
+        if foreign.any():
+            where = foreign.to(found.task.device)
+            found = found._replace(task=found.task.masked_fill(where, -1), number=found.number.masked_fill(where, -1))
+        return found
 
     def check_predict_options(  # type: ignore[override]
         self, method: str = "shortlist", group: int | None = 1, candidates: int = 4, unknown: float | None = None,
@@ -295,20 +296,12 @@ class SubnetworkStrategy(Strategy):
             return None
         try:
             pair = data.some_of(self._inputs_and_labels, SAMPLED)
-            held = None if validation is data else validation.some(self.objective.inputs, SAMPLED)
+            back = None if validation is data else validation.some(self.objective.inputs, SAMPLED)
         except (TypeError, RuntimeError, ValueError):  # inputs that are no tensors, or not of one shape
             return None
-        return Sample(pair[0], pair[1] if len(pair) > 1 else None, held)
+        return Sample(pair[0], pair[1] if len(pair) > 1 else None, back)
 
     def _inputs_and_labels(self, batch: Any) -> tuple[Tensor, ...]:
         x = self.objective.inputs(batch)
         y = batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
         return (x, y) if isinstance(y, Tensor) and are_labels(y) else (x,)
-
-
-def flagged(prediction: Prediction, foreign: Tensor) -> Prediction:
-    """Task and class -1 where an input is foreign."""
-    where = foreign.to(prediction.task.device)
-    return prediction._replace(
-        task=prediction.task.masked_fill(where, -1), number=prediction.number.masked_fill(where, -1)
-    )

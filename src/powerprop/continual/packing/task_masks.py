@@ -1,4 +1,4 @@
-"""The masks of any number of tasks, in one owner and one magnitude per weight.
+"""The masks of any number of tasks, in one owner for each weight.
 
 A task takes the weights of largest magnitude among *all* weights. Those that an earlier task uses are frozen, so which
 of them task t takes is settled by one number, the magnitude τ_t of the smallest one it takes; any other weight it takes
@@ -16,7 +16,8 @@ of the weights sums over each M^t, depends on its cell (owner, number of τ not 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,88 +32,87 @@ __all__ = ["BitMasks", "TaskMasks"]
 class BitMasks:
     """Masks of any number of tasks, eight weights to the byte.
 
-    shapes: name -> that of the weight.
+    weights: name -> the weight, for shapes and devices.
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
-        self.tasks, self.shapes = 0, dict(shapes)
-        self.bits: dict[str, list[Tensor]] = {n: [] for n in shapes}
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.tasks, self.shapes = 0, {n: w.shape for n, w in weights.items()}
+        self.devices = {n: w.device for n, w in weights.items()}
+        self.chosen: list[int] = []
+        self.bits: dict[str, list[Tensor]] = {n: [] for n in weights}
 
     def follow(self, devices: Mapping[str, torch.device]) -> None:
-        """The device that masks are unpacked to."""
+        """Go where the weights are."""
         self.devices = dict(devices)
 
     def check(self, task: int) -> None:
         """An error that names the tasks there are, for any other number."""
         if not 0 <= task < self.tasks:
-            known = f"0..{self.tasks - 1} (the tasks learned so far)" if self.tasks else "learned first: none is yet"
-            raise ValueError(f"task must be {'in ' if self.tasks else ''}{known}, got {task}")
+            known = f"in 0..{self.tasks - 1} (the tasks learned so far)" if self.tasks else "learned first: none is yet"
+            raise ValueError(f"task must be {known}, got {task}")
 
-    def add(self, masks: Mapping[str, Tensor]) -> None:
-        """The mask of the next task."""
+    def add_chosen(self, masks: Mapping[str, Tensor]) -> None:
+        """Any mask, for the next task."""
         for name, mask in masks.items():
             self.bits[name].append(pack(mask))
+        self.chosen.append(self.tasks)
         self.tasks += 1
 
     def mask(self, task: int) -> Masks:
-        """The weights that a task uses."""
+        """M^t: the weights that a task uses."""
         self.check(task)
-        return Masks({name: self.unpacked(name, task) for name in self.bits})
+        return Masks({name: self._mask(name, task) for name in self.shapes})
 
-    def unpacked(self, name: str, task: int) -> Tensor:
-        """The mask of one weight, where the weight is."""
-        return unpack(self.bits[name][task], self.shapes[name]).to(self.devices[name])
+    def _mask(self, name: str, task: int) -> Tensor:
+        return unpack(self.bits[name][self.chosen.index(task)], self.shapes[name]).to(self.devices[name])
 
     def mixture(self, name: str, coefficients: Tensor) -> Tensor:
         """Σ_t π_t M^t of one weight."""
-        total = torch.zeros(self.shapes[name], device=self.devices[name])
-        for task, share in enumerate(coefficients.tolist()):
-            if share:
-                total += share * self.unpacked(name, task)
+        total, pi = torch.zeros(self.shapes[name], device=self.devices[name]), coefficients.tolist()
+        for task in (t for t in self.chosen if pi[t]):
+            total += pi[task] * BitMasks._mask(self, name, task)
         return total
 
     def sums(self, name: str, values: Tensor) -> Tensor:
         """Σ_i values_i M^t_i for every task t."""
-        found = [values.detach()[self.unpacked(name, task)].double().sum().cpu() for task in range(self.tasks)]
-        return torch.stack(found)
+        found = torch.zeros(self.tasks, dtype=torch.float64)
+        for task in self.chosen:
+            found[task] = values.detach()[BitMasks._mask(self, name, task)].double().sum()
+        return found
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A row of bits for every task, by weight."""
-        return {name: torch.stack(rows) for name, rows in self.bits.items() if rows}
+        rows = {f"chosen.{name}": torch.stack(rows) for name, rows in self.bits.items() if rows}
+        return rows, {"tasks": self.tasks, "chosen": list(self.chosen)}
 
-    def load_state(self, tensors: Mapping[str, Tensor], tasks: int) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
-        self.tasks = tasks
-        self.bits = {name: list(tensors[name]) if tasks else [] for name in self.shapes}
+        self.tasks, self.chosen = data["tasks"], list(data["chosen"])
+        self.bits = {name: list(tensors[f"chosen.{name}"]) if self.chosen else [] for name in self.shapes}
 
 
 FREE = -1
 MAX_TASKS = 2**15 - 1
 
 
-class TaskMasks:
+class TaskMasks(BitMasks):
     """Who owns which weight, and from which magnitude on each task uses the weights of earlier ones.
 
-    weights: name -> the weight, for shapes and devices; none of them is owned at first.
+    weights: name -> the weight; none of them is owned at first.
+    strength: name -> |φ| of every weight, by default of `weights` as they are then. That of an owned weight stays.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self.tasks = 0
+    def __init__(self, weights: Mapping[str, Tensor], strength: Callable[[str], Tensor] | None = None) -> None:
+        super().__init__(weights)
         self.owner = {n: torch.full(w.shape, FREE, dtype=torch.int16, device=w.device) for n, w in weights.items()}
-        self.strength = {n: torch.zeros(w.shape, dtype=torch.float32, device=w.device) for n, w in weights.items()}
+        self.strength = strength or partial(_magnitude, weights)
         self.threshold: dict[str, list[float]] = {n: [] for n in weights}
-        self.chosen: list[int] = []
-        self.bits = BitMasks({n: w.shape for n, w in weights.items()})
-        self.bits.follow({n: w.device for n, w in weights.items()})
         self._cells: dict[str, Tensor] = {}
 
     def follow(self, devices: Mapping[str, torch.device]) -> None:
-        """Go where the weights are."""
-        self.bits.follow(devices)
-        for name, device in devices.items():
-            if self.owner[name].device != device:
-                self.owner[name], self.strength[name] = self.owner[name].to(device), self.strength[name].to(device)
-                self._cells = {}
+        super().follow(devices)
+        for name in (n for n, device in devices.items() if self.owner[n].device != device):
+            self.owner[name], self._cells = self.owner[name].to(devices[name]), {}
 
     # --- which weights ------------------------------------------------------------------------------------------
 
@@ -124,15 +124,10 @@ class TaskMasks:
         """The fraction of weights that some task uses."""
         return 1 - self.free().density()
 
-    def mask(self, task: int) -> Masks:
-        """M^t: the weights that a task uses."""
-        self.check(task)
-        return Masks({n: self._mask(n, task) for n in self.owner})
-
     def _mask(self, name: str, task: int) -> Tensor:
         if task in self.chosen:
-            return self.bits.unpacked(name, self.chosen.index(task))
-        owner, strength, threshold = self.owner[name], self.strength[name], self.threshold[name][task]
+            return super()._mask(name, task)
+        owner, strength, threshold = self.owner[name], self.strength(name), self.threshold[name][task]
         if owner.device.type != "cpu":
             return ((strength >= threshold) & (owner < task) & (owner != FREE)) | (owner == task)
         numbers = owner.numpy()  # several times faster than torch here
@@ -141,55 +136,44 @@ class TaskMasks:
         mask |= numbers == task
         return torch.from_numpy(mask)
 
-    def check(self, task: int) -> None:
-        """An error that names the tasks there are, for any other number."""
-        if not 0 <= task < self.tasks:
-            known = f"0..{self.tasks - 1} (the tasks learned so far)" if self.tasks else "learned first: none is yet"
-            raise ValueError(f"task must be {'in ' if self.tasks else ''}{known}, got {task}")
-
     # --- adding a task ------------------------------------------------------------------------------------------
 
     def complete(self, masks: Mapping[str, Tensor]) -> Masks:
         """The masks with every used weight that equals the smallest one taken: a threshold cannot part equals."""
-        return Masks({n: masks[n] | self._reused(n, self._threshold(n, masks[n])) for n in self.owner})
+        return Masks({n: self._completed(n, masks[n])[0] for n in self.owner})
 
-    def _threshold(self, name: str, mask: Tensor) -> float:
-        taken = self.strength[name][mask & (self.owner[name] != FREE)]
-        return float(taken.min()) if taken.numel() else math.inf
+    def _completed(self, name: str, mask: Tensor) -> tuple[Tensor, float]:
+        """The mask of one weight, and the smallest magnitude that it takes of used ones."""
+        used, strength = self.owner[name] != FREE, self.strength(name)
+        taken = strength[mask & used]
+        threshold = float(taken.min()) if taken.numel() else math.inf
+        return mask | ((strength >= threshold) & used), threshold
 
-    def _reused(self, name: str, threshold: float) -> Tensor:
-        return (self.strength[name] >= threshold) & (self.owner[name] != FREE)
-
-    def add(self, masks: Mapping[str, Tensor], strength: Mapping[str, Tensor]) -> None:
-        """Give the next task these weights: the free ones among them are its own from now on.
-
-        masks: as `complete` gave them.
-        strength: |φ| of every weight; kept for the new ones, whose φ is frozen from now on.
-        """
-        if self.tasks == MAX_TASKS:
-            raise ValueError(f"there can be no more than {MAX_TASKS} tasks")
-        if self.complete(masks) != Masks(dict(masks)):
+    def add(self, masks: Mapping[str, Tensor]) -> None:
+        """Give the next task these weights, as `complete` gave them: the free ones among them are its own from now on,
+        and must be frozen."""
+        self._check_room()
+        each = {n: (mask, *self._completed(n, mask)) for n, mask in masks.items()}
+        if not all(torch.equal(mask, completed) for mask, completed, _ in each.values()):
             raise ValueError("the masks part used weights of equal magnitude; call complete() first")
-        for name, mask in masks.items():
-            self.threshold[name].append(self._threshold(name, mask))
-            new = mask & (self.owner[name] == FREE)
-            self.owner[name][new] = self.tasks
-            self.strength[name] = torch.where(new, strength[name].to(self.strength[name]), self.strength[name])
-        self.tasks += 1
-        self._cells = {}
+        for name, (mask, _, threshold) in each.items():
+            self.threshold[name].append(threshold)
+            self.owner[name][mask & (self.owner[name] == FREE)] = self.tasks
+        self.tasks, self._cells = self.tasks + 1, {}
 
     def add_chosen(self, masks: Mapping[str, Tensor]) -> None:
         """The mask of the next task, over weights of the tasks before it alone."""
+        self._check_room()
+        if loose := [name for name, mask in masks.items() if (mask & (self.owner[name] == FREE)).any()]:
+            raise ValueError(f"the mask of {loose[0]!r} has weights that no task owns")
+        super().add_chosen(masks)
+        for thresholds in self.threshold.values():
+            thresholds.append(math.inf)
+        self._cells = {}
+
+    def _check_room(self) -> None:
         if self.tasks == MAX_TASKS:
             raise ValueError(f"there can be no more than {MAX_TASKS} tasks")
-        for name, mask in masks.items():
-            if (mask & (self.owner[name] == FREE)).any():
-                raise ValueError(f"the mask of {name!r} has weights that no task owns")
-            self.threshold[name].append(math.inf)
-        self.bits.add(masks)
-        self.chosen.append(self.tasks)
-        self.tasks += 1
-        self._cells = {}
 
     # --- all tasks at once --------------------------------------------------------------------------------------
 
@@ -201,7 +185,7 @@ class TaskMasks:
         table[:-1] = pi[:, None] + own.T @ (pi[:, None] * reuse)
         cells = self._cell(name)
         found = table.flatten().float().to(cells.device).index_select(0, cells).view(self.owner[name].shape)
-        return found + self.bits.mixture(name, pi[self.chosen]) if self.chosen else found
+        return found + super().mixture(name, coefficients) if self.chosen else found
 
     def sums(self, name: str, values: Tensor) -> Tensor:
         """Σ_i values_i M^t_i for every task t: one pass over the weight, then sums over cells."""
@@ -213,10 +197,7 @@ class TaskMasks:
         else:
             sums = torch.zeros(size * size, dtype=torch.float64, device=flat.device).index_add_(0, cells, flat)
         table = sums.cpu().view(size, size)[:-1]
-        found = table.sum(1) + ((own @ table) * reuse).sum(1)
-        if self.chosen:
-            found[self.chosen] = self.bits.sums(name, values)
-        return found
+        return table.sum(1) + ((own @ table) * reuse).sum(1) + super().sums(name, values)
 
     def _incidence(self, name: str) -> tuple[Tensor, Tensor]:
         """own[t, f] = 1 if f < t; reuse[t, r] = 1 if a weight above r of the sorted thresholds is above τ_t."""
@@ -229,7 +210,7 @@ class TaskMasks:
         """(owner, number of thresholds not above |φ|) of every weight as one number; free weights share a row."""
         if name not in self._cells:
             ordered = torch.tensor(self.threshold[name], dtype=torch.float32).sort().values
-            owner, strength = self.owner[name].flatten(), self.strength[name].flatten()
+            owner, strength = self.owner[name].flatten(), self.strength(name).flatten()
             rank = torch.bucketize(strength, ordered.to(strength.device), right=True)
             row = torch.where(owner == FREE, self.tasks, owner).long()
             self._cells[name] = row.mul_(self.tasks + 1).add_(rank)
@@ -238,38 +219,38 @@ class TaskMasks:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The owners as bit planes, log2(T + 1) bits per weight, the thresholds, and the masks that were chosen; the
-        strengths are |φ|."""
+        """The owners as bit planes, log2(T + 1) bits per weight, the thresholds, and the masks that were chosen."""
+        bits, data = super().state()
         planes = {n: _planes(owner, self.tasks) for n, owner in self.owner.items()}
         threshold = {n: [None if t == math.inf else t for t in ts] for n, ts in self.threshold.items()}
-        bits = {f"chosen.{n}": rows for n, rows in self.bits.state().items()}
-        return {**planes, **bits}, {"tasks": self.tasks, "threshold": threshold, "chosen": list(self.chosen)}
+        return {**planes, **bits}, {**data, "threshold": threshold}
 
-    def load_state(self, planes: Mapping[str, Tensor], data: Mapping[str, Any], strength: Mapping[str, Tensor]) -> None:
-        """Take up what `state` gave, with |φ| of every weight."""
-        self._cells, self.tasks, self.chosen = {}, data["tasks"], list(data.get("chosen", ()))
-        self.bits.load_state({n: planes[f"chosen.{n}"] for n in self.owner if self.chosen}, len(self.chosen))
+    def load_state(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+        """Take up what `state` gave, after the weights."""
+        if data["threshold"].keys() != self.owner.keys():
+            found, own = sorted(data["threshold"]), sorted(self.owner)
+            raise ValueError(f"the saved learner has masks of {found}, this one shares {own} among tasks")
+        super().load_state(tensors, data)
+        self._cells = {}
         for name, owner in self.owner.items():
             self.threshold[name] = [math.inf if t is None else float(t) for t in data["threshold"][name]]
-            self.owner[name] = _owner(planes[name], self.tasks, owner.shape).to(owner.device)
-            self.strength[name] = strength[name].to(self.strength[name]).masked_fill(self.owner[name] == FREE, 0)
+            self.owner[name] = _owner(tensors[name], self.tasks, owner.shape).to(owner.device)
 
 
-def _bits(tasks: int) -> int:
-    """Bits that tell the tasks and "free" apart."""
-    return tasks.bit_length()
+def _magnitude(weights: Mapping[str, Tensor], name: str) -> Tensor:
+    return weights[name].detach().abs().float()
 
 
 def _planes(owner: Tensor, tasks: int) -> Tensor:
     """One row of packed bits per binary digit of the owner's number, counted from 1; free is 0."""
     number = owner + 1
-    rows = [pack((number >> bit) & 1 > 0) for bit in range(_bits(tasks))]
+    rows = [pack((number >> bit) & 1 > 0) for bit in range(tasks.bit_length())]
     return torch.stack(rows) if rows else torch.zeros(0, (owner.numel() + 7) // 8, dtype=torch.uint8)
 
 
 def _owner(planes: Tensor, tasks: int, shape: torch.Size) -> Tensor:
-    if len(planes) != _bits(tasks):
-        raise ValueError(f"owners among {tasks} tasks take {_bits(tasks)} bit planes, got {len(planes)}")
+    if len(planes) != (bits := tasks.bit_length()):
+        raise ValueError(f"owners among {tasks} tasks take {bits} bit planes, got {len(planes)}")
     number = torch.zeros(shape, dtype=torch.int16)
     for bit, row in enumerate(planes):
         number += unpack(row, shape).to(torch.int16) << bit

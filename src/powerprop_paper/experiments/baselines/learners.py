@@ -28,7 +28,6 @@ from powerprop_paper.experiments.baselines.protocol import (
 )
 from powerprop_paper.experiments.baselines.published import CLASS
 from powerprop_paper.models import fans
-from powerprop_paper.train import equal_rate
 
 if TYPE_CHECKING:
     from powerprop_paper.experiments.baselines.strategies import Config
@@ -68,14 +67,14 @@ def make_learner(
     if strength != 1:
         own["strength"] = strength * strength_of(strategy, own)
     kind, lr = optimiser_of(cfg.benchmark, strategy)
-    lr = equal_rate(rate * lr, cfg.magnitude, alpha)
+    lr *= rate
 
     def optimizer(params: Any) -> Optimizer:
         fused = device.type in ("cpu", "cuda")  # one pass over the weights: a third of the time of a step on a CPU
         return getattr(torch.optim, kind)(params, lr=lr, fused=fused)  # type: ignore[no-any-return]
 
     options = {
-        "steps": plan.steps, "batch_size": protocol.batch, "seed": seed, "alpha": alpha, "rate": "paper",
+        "steps": plan.steps, "batch_size": protocol.batch, "seed": seed, "alpha": alpha,
         "objective": Classification("stream", among=protocol.among) if outputs == STREAM else Classification(),
         "heads": "heads" if outputs == HEADS else None,
         "carry": protocol.carry and not having(STRATEGIES[strategy], "starts anew"), **own,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Literal
 
-from powerprop.continual import STRATEGIES, Scenario, Strategy
-from powerprop.continual.combine import all_arguments
+from powerprop.continual import STRATEGIES, Scenario
 from powerprop_paper.experiments.baselines.published import CLASS, DOMAIN, TASK
 from powerprop_paper.experiments.baselines.published_settings import SETTINGS
 
@@ -170,8 +169,3 @@ def strength_of(name: str, settings: Mapping[str, Any]) -> float:
         return float(settings["strength"])
     taken = (signature(kind).parameters.get("strength") for kind in STRATEGIES[name].__mro__[:-1])
     return float(next(each.default for each in taken if each is not None))
-
-
-def all_options(kind: type[Strategy]) -> set[str]:
-    """The arguments that a method has, with those of the classes that it is made of."""
-    return set(all_arguments(kind))

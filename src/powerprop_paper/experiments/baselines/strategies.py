@@ -6,8 +6,7 @@ presets `paper` are the protocols.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,8 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
-from powerprop.continual import SCENARIOS, STRATEGIES, Accuracies, Scenario, learn_stream
+from powerprop.continual import SCENARIOS, STRATEGIES, Accuracies, Scenario
+from powerprop.continual.combine import all_arguments
 from powerprop_paper import data
+from powerprop_paper.experiments import Columns, Story, learn_tasks, listed, lost_runs, table
 from powerprop_paper.experiments.baselines.learners import (
     group_accuracy,
     load_images,
@@ -29,26 +30,21 @@ from powerprop_paper.experiments.baselines.protocol import (
     ECONOMY,
     NEEDS_PIXELS,
     PROTOCOLS,
-    all_options,
     names_of,
     outputs_of,
     steps_of,
 )
 from powerprop_paper.experiments.baselines.published import CLASS, PRINTED, PUBLISHED
 from powerprop_paper.experiments.baselines.published import Value as Published
-from powerprop_paper.folder import TIMES, advice, read_times
-from powerprop_paper.json_files import write_json
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
 from powerprop_paper.report import Mean, Point, scatter
-from powerprop_paper.run import Experiment, JobsFailedError, Progress, Row, Rows, Run
+from powerprop_paper.run import Experiment, JobsFailedError, Progress, Rows, Run
 from powerprop_paper.settings import Count, EachOnce, Natural, Positive, Range, Seeds, Settings, require
-from powerprop_paper.train import MetricsLog, NonFiniteError, TaskLog, local_device, matmul_precision, precision_note
+from powerprop_paper.train import local_device, matmul_precision, precision_note
 
 SHOWN = {"JointTraining": "Joint", "AGEM": "A-GEM", "ICaRL": "iCaRL"}
 """Methods that readers know by another name than their class."""
 PACKING = {"PackNet", "EfficientPackNet"}
-SECONDS = "seconds"
-"""Where a learner keeps how long its tasks took, one number each."""
 FAR = 2.0
 """So many published standard deviations are far."""
 MEGABYTE, NOTHING = 1e6, 1e3
@@ -74,9 +70,7 @@ class Config(Settings):
     powerprop: tuple[str, ...] = ("EfficientPackNet",)
     """those of the methods that are run with Powerpropagation too"""
     alpha: Annotated[float, Range(1, above=True)] = 1.375
-    """its power; the learning rate grows with it so that a weight of size `magnitude` learns equally fast"""
-    magnitude: Positive = 0.03
-    """a typical weight"""
+    """its power, at the learning rate of the method without it"""
     strengths: Factors = (1.0,)
     """factors of the published strength of a penalty, of which the best on validation data is taken, for each method,
     power and scenario; a single one is taken as it is"""
@@ -165,10 +159,10 @@ PERMUTED_MNIST = {
 SPLIT_CIFAR100 = {
     "smoke": Config("split-cifar100", epochs=0.1, strategies=("Naive", "GPM"), powerprop=(), **SMALL),
     "cpu": Config(
-        "split-cifar100", epochs=3, seeds=1, test=2_000, validation=2_500, magnitude=0.02, alpha=1.75, economy=True,
+        "split-cifar100", epochs=3, seeds=1, test=2_000, validation=2_500, alpha=1.75, economy=True,
         strategies=("Naive", "OWM", "AGEM", "EWC", "ER", "HAT", "GPM", "EfficientPackNet"),
     ),
-    "paper": Config("split-cifar100", epochs=200, seeds=5, validation=2_500, magnitude=0.02, alpha=1.75),
+    "paper": Config("split-cifar100", epochs=200, seeds=5, validation=2_500, alpha=1.75),
 }  # fmt: skip
 PENALTIES: dict[str, Any] = {
     "benchmark": "permuted-mnist", "strategies": ("EWC", "Laplace"), "powerprop": ("EWC", "Laplace"),
@@ -201,31 +195,18 @@ def learn(
     stream = make_stream(cfg, images.to(device), strategy, seed)
     scenarios = outputs_of(cfg.benchmark, strategy, cfg.columns)[outputs]
     learner = make_learner(cfg, images, strategy, alpha, outputs, strength, rate, seed, device)
-    with matmul_precision(cfg.matmul_precision), MetricsLog(folder / "metrics.jsonl") as file:
-        log, started = TaskLog(file, learner, learner.steps), [time.monotonic()]
+    steps = learner.steps + getattr(learner, "retrain_steps", 0)
 
-        def on_step(phase: str, step: int, loss: float) -> None:
-            step = step if phase == "training" else learner.steps
-            log.write(step, loss=loss)
-            done = (learner.current + step / learner.steps) / len(stream)
-            progress(done, {"task": learner.current + 1, "loss": loss})
+    def after_task(task: data.Task) -> dict[str, float]:
+        rows = learner.records["accuracies"]
+        return {each: Accuracies(each, rows[each]).average() for each in scenarios}
 
-        def after_task(task: data.Task) -> None:
-            started.append(time.monotonic())
-            learner.records.setdefault(SECONDS, []).append(started[-1] - started[-2])
-            rows = learner.records["accuracies"]
-            log.end_task(**{each: Accuracies(each, rows[each]).average() for each in scenarios})
-
-        try:
-            found = learn_stream(
-                learner, stream, scenarios, checkpoint=folder / "learner.safetensors", after_task=after_task,
-                progress=on_step, **one_by_one(learner),
-            )  # fmt: skip
-        except NonFiniteError as error:
-            return {"diverged": f"task {learner.current}: {error}", "note": images.note}
-        write_json(folder / TIMES, learner.records[SECONDS])
+    records = learn_tasks(
+        folder, progress, learner, stream, steps, after_task, scenarios, cfg.matmul_precision, **one_by_one(learner)
+    )
+    with matmul_precision(cfg.matmul_precision):
         return {
-            "accuracies": {scenario: accuracies.rows for scenario, accuracies in found.items()},
+            "accuracies": records["accuracies"],
             "validation": {each: validation(learner, stream, each) for each in scenarios if cfg.tunes},
             "memory_bytes": learner.memory_bytes(),
             "group_accuracy": group_accuracy(cfg, learner, stream) if CLASS in scenarios else None,
@@ -247,6 +228,11 @@ class Method(NamedTuple):
         """What the reader sees."""
         shown = SHOWN.get(self.strategy, self.strategy)
         return shown if self.alpha == 1 else f"Powerprop + {shown}"
+
+    @property
+    def has_strength(self) -> bool:
+        """True if it has a penalty of some strength."""
+        return "strength" in all_arguments(STRATEGIES[self.strategy])
 
 
 class Choice(NamedTuple):
@@ -278,9 +264,7 @@ def settings_of(method: Method, outputs: str, choice: Choice) -> dict[str, Any]:
 def choices(cfg: Config, method: Method) -> list[Choice]:
     """What a method may be trained with: every strength, if it has one, at every rate."""
     strengths = (cfg.si_strengths or cfg.strengths) if method.strategy == "SI" else cfg.strengths
-    if "strength" not in all_options(STRATEGIES[method.strategy]):
-        strengths = (1.0,)
-    return [Choice(*each) for each in product(strengths, cfg.rates)]
+    return [Choice(*each) for each in product(strengths if method.has_strength else (1.0,), cfg.rates)]
 
 
 def choose(cfg: Config, method: Method, outputs: str, tuning: Rows) -> Choice:
@@ -295,18 +279,6 @@ def choose(cfg: Config, method: Method, outputs: str, tuning: Rows) -> Choice:
 
 
 # The page.
-
-
-class Story(NamedTuple):
-    """The words of a page.
-
-    twins: the headline is what Powerpropagation adds to the methods, not how many published values are met.
-    """
-
-    title: str
-    paper: str
-    intro: str
-    twins: bool = False
 
 
 @dataclass(frozen=True)
@@ -335,12 +307,6 @@ class MethodRows:
         """Bytes beyond the model, the most of all seeds: memories have one size, bases may differ a little."""
         return max((bytes for each in scenarios for bytes in self.of(each).values("memory_bytes")), default=None)
 
-    def seconds(self) -> float | None:
-        """Of one training on average, with its evaluation."""
-        rows = [row for each in self.runs.values() for row in each.finished]
-        found = [sum(read_times(row.folder / TIMES, list, advice(row.folder))) for row in rows]
-        return fmean(found) if found else None
-
 
 def main(cfg: Config, run: Run, story: Story) -> Page:
     """Choose, train all seeds with what was chosen, and say what was found."""
@@ -365,10 +331,10 @@ def make_page(cfg: Config, story: Story, rows: Rows, chosen: Mapping[Training, C
         Section("All methods", "", pictures(cfg, measured), [main_table(cfg, measured)]),
         *([Section("Beside published values", BESIDE, tables=[beside_table(beside)])] if beside else []),
         *([Section("Choices", choice_note(cfg), tables=[choice_table(cfg, measured)])] if cfg.tunes else []),
+        *Section.diverged(lost_runs(rows, partial(name_of, cfg))),
     ]
-    sections += Section.diverged([lost_run(cfg, row) for row in rows if "diverged" in row])
     intro = f"{story.intro}\n\n{run_note(cfg)} {rows.notes}".strip()
-    top = twins_headline(cfg, measured) if story.twins else headline(beside)
+    top = twins_headline(cfg, measured, story.printed) if story.printed else headline(beside)
     return Page(story.title, intro, sections, story.paper, stats(cfg, measured), top)
 
 
@@ -384,11 +350,10 @@ def measure(cfg: Config, rows: Rows, chosen: Mapping[Training, Choice]) -> list[
     return found
 
 
-def lost_run(cfg: Config, row: Row) -> str:
-    """Which run came to no end, and why."""
+def name_of(cfg: Config, row: Mapping[str, Any]) -> str:
+    """What was run."""
     scenarios = " and ".join(outputs_of(cfg.benchmark, row["strategy"], cfg.columns)[row["outputs"]])
-    label = Method(row["strategy"], row["alpha"]).label
-    return f"{label}, {scenarios}, seed {row['seed']}: {row['diverged']}"
+    return f"{Method(row['strategy'], row['alpha']).label}, {scenarios}"
 
 
 BESIDE = (
@@ -444,24 +409,25 @@ def savings(cfg: Config) -> list[str]:
 
 def main_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """One row per method, the scenario of every number in the heading; empty where a method has none."""
-    groups = CLASS in cfg.columns and any(m.group_accuracy() is not None for m in measured)
-    columns: list[str | Column] = [
-        "", *(Percent(scenario, "max", 2) for scenario in cfg.columns),
-        *([Percent(f"{CLASS}, {cfg.group} images", digits=2)] if groups else []),
-        Column("kept (MB)", digits=2), Column("seconds", digits=0),
-    ]  # fmt: skip
-    rows: list[list[Value]] = []
-    for m in measured:
+
+    def megabytes(m: MethodRows) -> float | None:
         kept = m.kept(*cfg.columns)
-        values = [m.accuracy(scenario) for scenario in cfg.columns] + ([m.group_accuracy()] if groups else [])
-        rows.append([m.method.label, *values, None if kept is None else kept / MEGABYTE, m.seconds()])
+        return None if kept is None else kept / MEGABYTE
+
+    groups = CLASS in cfg.columns and any(m.group_accuracy() is not None for m in measured)
+    of_groups = (Percent(f"{CLASS}, {cfg.group} images", digits=2), MethodRows.group_accuracy)
+    columns: Columns = [
+        ("", lambda m: m.method.label),
+        *((Percent(each, "max", 2), partial(MethodRows.accuracy, scenario=each)) for each in cfg.columns),
+        *([of_groups] if groups else []), (Column("kept (MB)", digits=2), megabytes),
+    ]  # fmt: skip
     caption = (
         "Average test accuracy over all tasks after the last, in percent. Kept: what a method keeps beyond the model, "
-        "the most of all scenarios. Seconds: of one run on one core, with evaluation."
+        "the most of all scenarios."
     )
     if groups:
         caption += f" {cfg.group} images: methods that infer the task do so from so many images that share it."
-    return Table(f"{cfg.benchmark}, all tasks, after the last", columns, rows, caption)
+    return table(f"{cfg.benchmark}, all tasks, after the last", columns, measured, caption)
 
 
 class Comparison(NamedTuple):
@@ -496,37 +462,35 @@ def comparisons(cfg: Config, measured: Sequence[MethodRows]) -> list[Comparison]
 
 def beside_table(found: Sequence[Comparison]) -> Table:
     """One row per value that somebody has published."""
-    columns: list[str | Column] = [
-        "", "scenario", Percent("here", digits=2), Column("published", paper=True), "source", "away",
-        Column("the paper's table", paper=True),
+
+    def away(c: Comparison) -> str | None:
+        return None if c.away is None else f"{c.away:+.1f}{' !' if abs(c.away) > FAR else ''}"
+
+    columns: Columns = [
+        ("", lambda c: c.label), ("scenario", lambda c: c.scenario), (Percent("here", digits=2), lambda c: c.here),
+        (Column("published", paper=True), lambda c: c.published and str(c.published)),
+        ("source", lambda c: c.published and c.published.source), ("away", away),
+        (Column("the paper's table", paper=True), lambda c: c.printed and str(c.printed)),
     ]  # fmt: skip
-    rows: list[list[Value]] = []
-    for c in found:
-        away = None if c.away is None else f"{c.away:+.1f}{' !' if abs(c.away) > FAR else ''}"
-        published, source = (str(c.published), c.published.source) if c.published else (None, None)
-        rows.append([c.label, c.scenario, c.here, published, source, away, str(c.printed) if c.printed else None])
-    return Table("Values and those of others", columns, rows, "Average accuracy in percent.")
+    return table("Values and those of others", columns, found, "Average accuracy in percent.")
 
 
 def choice_table(cfg: Config, measured: Sequence[MethodRows]) -> Table:
     """Which factors of the published strength and learning rate were chosen."""
-    rows: list[list[Value]] = [
-        [m.method.label, *(factors(m, scenario) for scenario in cfg.columns)]
-        for m in measured
-        if len(choices(cfg, m.method)) > 1
-    ]
+
+    def factors(scenario: Scenario) -> Callable[[MethodRows], Value]:
+        def value(m: MethodRows) -> Value:
+            chosen = m.choices[m.scenarios[scenario]]._asdict() if scenario in m.scenarios else {}
+            shown = {name: each for name, each in chosen.items() if m.method.has_strength or name == "rate"}
+            return ", ".join(f"{name} {each:g}" for name, each in shown.items()) or None
+
+        return value
+
     tried = {"strength": cfg.strengths, "strength of SI": cfg.si_strengths, "rate": cfg.rates}
-    text = "; ".join(f"{name} {', '.join(f'{each:g}' for each in values)}" for name, values in tried.items() if values)
-    return Table("Factors of the published settings", ["", *cfg.columns], rows, f"Tried: {text}.")
-
-
-def factors(m: MethodRows, scenario: Scenario) -> str | None:
-    """What a method was trained with for a column."""
-    if (outputs := m.scenarios.get(scenario)) is None:
-        return None
-    strength = "strength" in all_options(STRATEGIES[m.method.strategy])
-    shown = m.choices[outputs]._asdict().items()
-    return ", ".join(f"{name} {each:g}" for name, each in shown if strength or name == "rate")
+    text = "; ".join(f"{name} {listed(values)}" for name, values in tried.items() if values)
+    columns: Columns = [("", lambda m: m.method.label), *((each, factors(each)) for each in cfg.columns)]
+    several = [m for m in measured if len(choices(cfg, m.method)) > 1]
+    return table("Factors of the published settings", columns, several, f"Tried: {text}.")
 
 
 def pictures(cfg: Config, measured: Sequence[MethodRows]) -> list[Figure]:
@@ -568,7 +532,7 @@ def headline(found: Sequence[Comparison]) -> Headline | None:
     return Headline("values within two published standard deviations", f"{near} of {len(away)}", "")
 
 
-def twins_headline(cfg: Config, measured: Sequence[MethodRows]) -> Headline | None:
+def twins_headline(cfg: Config, measured: Sequence[MethodRows], printed: str) -> Headline | None:
     """What Powerpropagation adds to each method, in points, in the first scenario of the table."""
     scenario, *_ = cfg.columns
     means = {m.method: value.mean for m in measured if (value := m.accuracy(scenario)) is not None}
@@ -577,7 +541,7 @@ def twins_headline(cfg: Config, measured: Sequence[MethodRows]) -> Headline | No
     if not gains:
         return None
     shown = ", ".join(f"{name} {gain:+.2f}" for name, gain in gains.items())
-    return Headline(f"what Powerpropagation adds, {scenario}", f"{shown} points", "improves both (generative models)")
+    return Headline(f"what Powerpropagation adds, {scenario}", f"{shown} points", printed)
 
 
 CLASS_TABLE = 'Section 5.3.2, table "Class-incremental learning results", column'
@@ -608,7 +572,7 @@ STORIES = {
         "here on task-incremental Permuted-MNIST.",
         "Ten tasks, each with the pixels in another order, a head for each. The strength of the penalty and the "
         "learning rate are chosen on validation data for every row by itself.",
-        twins=True,
+        printed="improves both (generative models)",
     ),
 }
 TABLE = "table of class-incremental learning, section 5.3"

@@ -31,6 +31,7 @@ from powerprop.files import replacing
 from powerprop.select import select
 from powerprop_paper import data, models
 from powerprop_paper.data.imagenet import PictureBatches, Pictures, evaluation_batches, find_pictures
+from powerprop_paper.experiments import Columns, lost_runs, table
 from powerprop_paper.experiments.imagenet import cells as tables
 from powerprop_paper.experiments.imagenet.cells import STEPS, TABLE_1, TABLE_2, Cell, Costs, chosen, read_cell
 from powerprop_paper.pages import Column, Figure, Headline, Page, Percent, Section, Stat, Table, Value
@@ -266,6 +267,12 @@ PAPER = (
     "Section 5.2: tables 1 and 2, the extreme-sparsity figure; section 5.1: figure 3 b and c. The paper's values are "
     "top-1 accuracies of ResNet-50 on ImageNet."
 )
+NOT_IMAGENET = (
+    "This is not ImageNet: a small network and a small set of pictures go through the code of the paper's protocol, to "
+    "show that it works from the JPEG files to the tables.",
+    "Its accuracies say nothing about ImageNet's, and a few points between two rows are noise; the paper's values "
+    "stand beside them for the shape of the table alone.",
+)
 NOTE = (
     "Top-1 validation accuracy in percent. Uniform sparsity leaves the first convolution dense and prunes the last "
     "layer to at most 80%; ERK prunes both. Top-KAST* has 0% backward sparsity, Top-KAST† 50%. Every method has the "
@@ -300,25 +307,17 @@ def main(cfg: Config, run: Run) -> Page:
         Section("Extended training (table 2)", EXTENDED, (), [table_two(trained)]),
         *oneshot(trained),
         Section("Sparsity and cost", COSTS, (), [cost_table(cfg, trained)]),
-        *Section.diverged(what_diverged(rows)),
+        *Section.diverged(lost_runs(rows, lambda row: str(row["cell"]))),
     ]
-    title = "Sparse training on ImageNet" if cfg.comparable else "The ImageNet pipeline on ten small classes"
-    return Page(title, intro(cfg), sections, PAPER, stats(trained), headline(cfg, trained))
-
-
-def intro(cfg: Config) -> str:
-    """What this run did, and what it does not say."""
     network = f"{cfg.model} with {cfg.width} channels in its first stage"
-    ran = f"This run: {network}, {cfg.crop}x{cfg.crop}, {cfg.steps:,} steps of {cfg.batch} pictures"
-    text = f"{ran} of {cfg.data}, {cfg.classes} classes, {cfg.runs}, {cfg.precision}."
-    if cfg.comparable:
-        return text
-    return (
-        "This is not ImageNet: a small network and a small set of pictures go through the code of the paper's "
-        f"protocol, to show that it works from the JPEG files to the tables.\n\n{text} Its accuracies say nothing "
-        "about ImageNet's, and a few points between two rows are noise; the paper's values stand beside them for the "
-        "shape of the table alone."
+    intro = (
+        f"This run: {network}, {cfg.crop}x{cfg.crop}, {cfg.steps:,} steps of {cfg.batch} pictures of {cfg.data}, "
+        f"{cfg.classes} classes, {cfg.runs}, {cfg.precision}."
     )
+    title = "Sparse training on ImageNet"
+    if not cfg.comparable:
+        title, intro = "The ImageNet pipeline on ten small classes", f"{NOT_IMAGENET[0]}\n\n{intro} {NOT_IMAGENET[1]}"
+    return Page(title, intro, sections, PAPER, stats(trained), headline(cfg, trained))
 
 
 def accuracy(rows: Rows) -> Mean | str:
@@ -404,44 +403,43 @@ def table_one(trained: Trained) -> Table:
     return Table("Accuracy of sparse networks", columns, shown)
 
 
+def name_of(this: Cell) -> str:
+    """A cell, and the length of its training unless it is a single one."""
+    return this.label if this.times == 1 else f"{this.label} ({this.times:g}x)"
+
+
 def table_two(trained: Trained) -> Table:
     """The paper's cells with their FLOPs, which need no training, and our accuracies where they were run."""
     costs = Costs(models.resnet50(), 224)
-    columns: list[str | Column] = [
-        "", "sparsity", Percent("accuracy", "max", 2), Column("accuracy, paper", paper=True),
-        Column("FLOPs", digits=2), Column("FLOPs, first convolution sparse", digits=2),
-        Column("FLOPs, paper", digits=2, paper=True),
+    printed: dict[str, tuple[str, float | None]] = {**TABLE_2}
+
+    def sparse_stem(this: Cell) -> float | None:
+        return costs.training(this, sparse_stem=True) if this.distribution == "uniform" else None
+
+    columns: Columns = [
+        ("", lambda this: f"{this.label} ({this.times:g}x)"), ("sparsity", lambda this: this.column),
+        (Percent("accuracy", "max", 2), lambda this: accuracy(trained[this]) if this in trained else None),
+        (Column("accuracy, paper", paper=True), lambda this: printed.get(this.name, ("", None))[0]),
+        (Column("FLOPs", digits=2), costs.training),
+        (Column("FLOPs, first convolution sparse", digits=2), sparse_stem),
+        (Column("FLOPs, paper", digits=2, paper=True), lambda this: printed.get(this.name, ("", None))[1]),
     ]  # fmt: skip
-    shown: list[list[Value]] = []
-    for this in dict.fromkeys([*map(read_cell, TABLE_2), *(each for each in trained if each.times != 1)]):
-        printed, flops = TABLE_2.get(this.name, ("", None))
-        stem = costs.training(this, sparse_stem=True) if this.distribution == "uniform" else None
-        found = accuracy(trained[this]) if this in trained else None
-        title = f"{this.label} ({this.times:g}x)"
-        shown.append([title, this.column, found, printed, costs.training(this), stem, flops])
-    return Table("Extended training", columns, shown)
+    cells = dict.fromkeys([*map(read_cell, TABLE_2), *(each for each in trained if each.times != 1)])
+    return table("Extended training", columns, cells)
 
 
 def cost_table(cfg: Config, trained: Trained) -> Table:
-    """Sparsity asked and measured, and FLOPs."""
+    """Sparsity asked and measured, and FLOPs; of the first seed."""
     costs = Costs(MODELS[cfg.model](cfg.classes, width=cfg.width), cfg.crop)
-    columns: list[str | Column] = [
-        "", "sparsity asked", Percent("measured", digits=2), Column("inference FLOPs", digits=3),
-        Column("training FLOPs", digits=3),
+    kept = {this: rows.finished[0]["kept"] for this, rows in trained.items() if rows.finished}
+    columns: Columns = [
+        ("", name_of), ("sparsity asked", lambda this: this.column),
+        (Percent("measured", digits=2), lambda this: trained[this].mean("sparsity")),
+        (Column("inference FLOPs", digits=3), lambda this: costs.flops.inference(kept[this])),
+        (Column("training FLOPs", digits=3), lambda this: costs.training(this, kept[this])),
     ]  # fmt: skip
-    shown: list[list[Value]] = []
-    for this, rows in trained.items():
-        for row in rows.finished[:1]:
-            name, kept = this.label if this.times == 1 else f"{this.label} ({this.times:g}x)", row["kept"]
-            flops = (costs.flops.inference(kept), costs.training(this, kept))
-            shown.append([name, this.column, rows.mean("sparsity"), *flops])
     note = "The sparsity asked is that of the layers without a rule of their own."
-    return Table("Sparsity and FLOPs", columns, shown, note)
-
-
-def what_diverged(rows: Rows) -> list[str]:
-    """Which trainings did, and how."""
-    return [f"{row['cell']}, seed {row['seed']}: {row['diverged']}" for row in rows if "diverged" in row]
+    return table("Sparsity and FLOPs", columns, kept, note)
 
 
 def twins(trained: Trained) -> list[tuple[Cell, float, float]]:

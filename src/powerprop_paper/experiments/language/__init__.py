@@ -14,9 +14,10 @@ from torch.optim import AdamW, Optimizer
 
 from powerprop.eval_mode import evaluating
 from powerprop_paper import data, models
+from powerprop_paper.experiments import fit_in
 from powerprop_paper.run import Progress
-from powerprop_paper.settings import Count, Fraction, NonNegative, Positive, Range, Seeds, Settings
-from powerprop_paper.train import MetricsLog, Precision, fit, local_device
+from powerprop_paper.settings import Count, Range, Seeds, Settings
+from powerprop_paper.train import Precision, local_device
 
 BLOCKS = ("*.qkv.weight", "*.proj.weight", "*.up.weight", "*.down.weight")
 """The weights that are pruned and kept sparse; the head stays dense, as those leave it who prune language models."""
@@ -24,40 +25,44 @@ AT_ONCE = 256
 """Windows that are measured together."""
 
 
-@dataclass(frozen=True)
-class LanguageSettings(Settings):
-    """What is read, by which network, and how it is trained."""
+WEIGHT_DECAY, CLIP = 0.01, 1.0
+"""Of AdamW, and the largest norm of the gradient."""
+WARMUP = 0.05
+"""The fraction of the steps in which the learning rate rises; it falls along a cosine to zero."""
 
-    text: str = "tinyshakespeare"
-    """what is read: `tinyshakespeare`, or a text file of one's own"""
-    unit: Literal["characters", "bytes"] = "characters"
-    """of the text"""
+
+@dataclass(frozen=True, kw_only=True)
+class GPTSettings(Settings):
+    """The network, how long it is trained, and what is held back."""
+
     validation: Annotated[float, Range(0, 0.5, above=True)] = 0.05
-    """the fraction of the text, before the test text, on which choices are made"""
+    """the fraction of a text, before the test text, on which choices are made"""
     test: Annotated[float, Range(0, 0.5, above=True)] = 0.1
-    """the last fraction of the text, which is reported"""
+    """the last fraction of a text, which is reported"""
     depth: Count = 4
     """blocks"""
     heads: Count = 4
     """of attention in each"""
     context: Count = 64
-    """characters that the network sees"""
-    tied: bool = False
-    """the head is the embedding"""
+    """symbols that the network sees"""
     steps: Count = 6_000
     """training steps"""
     batch: Count = 12
     """windows of text per step"""
-    warmup: Fraction = 0.05
-    """the fraction of the steps in which the learning rate rises; it falls along a cosine to zero"""
-    clip: Positive = 1.0
-    """largest norm of the gradient"""
-    weight_decay: NonNegative = 0.01
-    """of AdamW"""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of the passes, in training and where nats are measured"""
     seeds: Seeds = 3
     """runs of each network"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSettings(GPTSettings):
+    """The same for experiments with one text."""
+
+    text: str = "tinyshakespeare"
+    """what is read: `tinyshakespeare`, or a text file of one's own"""
+    unit: Literal["characters", "bytes"] = "characters"
+    """of the text"""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of the passes, in training and where nats are measured"""
     checkpoint_every: Count = 500
     """steps between checkpoints"""
 
@@ -76,11 +81,11 @@ def build(cfg: LanguageSettings, width: int, seed: int) -> models.GPT:
     """The network with the initial weights of this seed."""
     kinds = data.load_text(cfg.text, cfg.unit).kinds
     generator = torch.Generator().manual_seed(seed)
-    model = models.gpt(kinds, width, cfg.depth, cfg.heads, cfg.context, tied=cfg.tied, generator=generator)
+    model = models.gpt(kinds, width, cfg.depth, cfg.heads, cfg.context, generator=generator)
     return model.to(local_device())
 
 
-def adamw(model: nn.Module, lr: float, weight_decay: float) -> Optimizer:
+def adamw(model: nn.Module, lr: float, weight_decay: float = WEIGHT_DECAY) -> Optimizer:
     """AdamW in torch's fused form."""
     return AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=weight_decay, fused=True)
 
@@ -92,21 +97,16 @@ def train(
     _, (ids, held_back, _) = splits(cfg)
     precision = Precision(cfg.precision, local_device().type)
     batches = data.Windows(ids, cfg.context, cfg.batch, torch.Generator().manual_seed(seed))
-    with MetricsLog(folder / "metrics.jsonl") as log:
-        fit(
-            model, optimizer, batches, cfg.steps, loss=next_symbol, clip=cfg.clip, precision=precision,
-            schedule=lambda step: rate(step / cfg.steps, cfg.warmup),
-            checkpoint=folder / "checkpoint.pt", checkpoint_every=cfg.checkpoint_every, log=log,
-            evaluate=lambda model: {"nats": nats(cfg, model, held_back)}, eval_every=max(1, cfg.steps // 4),
-            progress=lambda step, values: progress(step / cfg.steps, {"step": step, **values}),
-        )  # fmt: skip
+    fit_in(
+        folder, progress, model, optimizer, batches, cfg.steps, checkpoint_every=cfg.checkpoint_every,
+        loss=next_symbol, clip=CLIP, precision=precision, schedule=lambda step: rate(step / cfg.steps),
+        evaluate=lambda model: {"nats": nats(cfg, model, held_back)}, eval_every=max(1, cfg.steps // 4),
+    )  # fmt: skip
 
 
-def rate(done: float, warmup: float) -> float:
+def rate(done: float, warmup: float = WARMUP) -> float:
     """The learning rate when a fraction of the training is done: a linear rise to 1, then a cosine to 0."""
-    if done < warmup:
-        return done / warmup
-    return (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2 if warmup < 1 else 1.0
+    return done / warmup if done < warmup else (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
 
 
 def next_symbol(logits: Tensor, ids: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def nats(cfg: LanguageSettings, model: nn.Module, ids: Tensor) -> float:
     return total / y.numel()
 
 
-def size(cfg: LanguageSettings, width: int) -> str:
+def size(cfg: GPTSettings, width: int) -> str:
     """The weights of the blocks."""
     return f"{12 * cfg.depth * width**2 / 1e6:.1f}M"
 

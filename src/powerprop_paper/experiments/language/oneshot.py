@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +22,18 @@ from torch.optim import Optimizer
 import powerprop as pp
 from powerprop.select import select
 from powerprop_paper import data
-from powerprop_paper.experiments import language
+from powerprop_paper.experiments import Columns, best, language, table
 from powerprop_paper.experiments.language import LanguageSettings, nats
 from powerprop_paper.models.gpt import GPT, continued
-from powerprop_paper.pages import Column, Figure, Headline, Page, Section, Stat, Table, Value
+from powerprop_paper.pages import Column, Figure, Headline, Page, Section, Stat, Table
 from powerprop_paper.report import Curve, Mean, lines
-from powerprop_paper.run import Experiment, Progress, Row, Rows, Run, RunError
-from powerprop_paper.settings import Count, EachOnce, NonNegative, Positive, Powers, Range, require
+from powerprop_paper.run import Experiment, Progress, Rows, Run
+from powerprop_paper.settings import Count, EachOnce, Positive, Powers, Range, require
 
-Way = Literal["magnitude, uniform", "magnitude, global", "wanda, uniform", "sparsegpt, uniform"]
-"""A criterion, and how the sparsity is spread over layers."""
-WAYS: tuple[Way, ...] = ("magnitude, uniform", "magnitude, global", "wanda, uniform", "sparsegpt, uniform")
+WAYS = ("magnitude, uniform", "magnitude, global", "wanda, uniform", "sparsegpt, uniform")
+"""Criteria, and how the sparsity is spread over layers; rates are chosen by the first, which the main table shows."""
+TOLERANCE = 0.02
+"""Nats that the dense network of the chosen rate may lack to that of the best candidate."""
 AT = 0.8
 """The sparsity of the headline, and of the networks that write."""
 WRITTEN = 240
@@ -55,7 +57,7 @@ class Method(NamedTuple):
         return "AdamW" if self.alpha == 1 else f"Powerprop, α = {self.alpha:g}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(LanguageSettings):
     """The settings of `gpt-oneshot`."""
 
@@ -69,14 +71,10 @@ class Config(LanguageSettings):
     """rivals: α = 1 with the proximal step of an L1 penalty, |w| ← max(|w| - lr·λ, 0), for these λ"""
     decays: tuple[Positive, ...] = ()
     """rivals: α = 1 with this weight decay instead"""
-    tolerance: NonNegative = 0.02
-    """nats that the dense network of the chosen rate may lack to that of the best candidate"""
     sparsities: Annotated[tuple[Annotated[float, Range(0, 1, above=True, below=True)], ...], EachOnce()] = (
         0.5, 0.6, 0.7, 0.8, 0.9, 0.95,
     )  # fmt: skip
     """each pruned at once from the dense network"""
-    ways: Annotated[tuple[Way, ...], EachOnce()] = WAYS
-    """ways to prune; rates are chosen by the first, which the main table shows"""
     calibration: Count = 128
     """windows of training text that Wanda and SparseGPT look at"""
 
@@ -119,18 +117,18 @@ def network(
     """The same seed gives every method the same initial weights and the same text."""
     text, (ids, held_back, tested) = language.splits(cfg)
     model = language.build(cfg, width, seed)
-    language.train(cfg, folder, progress, model, make_optimizer(cfg, model, Method(alpha, l1, decay), lr), seed)
+    language.train(cfg, folder, progress, model, make_optimizer(model, Method(alpha, l1, decay), lr), seed)
     seen = language.windows(ids, cfg.context)[0]
     chosen = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seed))[: cfg.calibration]
     calibration = list(torch.split(seen[chosen], 16))
     dense = {name: nats(cfg, model, part) for name, part in (("validation", held_back), ("test", tested))}
     written = {"dense": written_by(model, text, tested, seed)}
-    pruned: dict[str, list[float]] = {way: [] for way in cfg.ways}
+    pruned: dict[str, list[float]] = {way: [] for way in WAYS}
     on_validation, before = [], {name: value.clone() for name, value in model.state_dict().items()}
-    for way, sparsity in product(cfg.ways, cfg.sparsities):
+    for way, sparsity in product(WAYS, cfg.sparsities):
         prune(model, way, sparsity, calibration)
         pruned[way].append(nats(cfg, model, tested))
-        if way == cfg.ways[0]:
+        if way == WAYS[0]:
             on_validation.append(nats(cfg, model, held_back))
             if sparsity == AT:
                 written["pruned"] = written_by(model, text, tested, seed)
@@ -151,9 +149,9 @@ def written_by(model: GPT, text: data.Text, ids: Tensor, seed: int) -> str:
     return text.decode(continued(model, ids[: model.context], WRITTEN, generator, temperature=0.8))
 
 
-def make_optimizer(cfg: Config, model: nn.Module, method: Method, lr: float) -> pp.Powerprop:
+def make_optimizer(model: nn.Module, method: Method, lr: float) -> pp.Powerprop:
     """AdamW with Powerprop around it; under an L1 penalty with its proximal step after each."""
-    base = language.adamw(model, lr, method.decay or cfg.weight_decay)
+    base = language.adamw(model, lr, method.decay or language.WEIGHT_DECAY)
     if method.l1:
         _shrink(base, model, method.l1)
     return pp.Powerprop(base, model, method.alpha)
@@ -192,14 +190,18 @@ def of(rows: Rows, method: Method, width: int, lr: float) -> Rows:
 
 def choose(cfg: Config, tuning: Rows, method: Method, width: int) -> float:
     """The rate that prunes best on validation text, of those whose dense network is within `tolerance` of the best."""
-    if len(cfg.lrs) == 1:
-        return cfg.lrs[0]
-    found = {lr: rows for lr in cfg.lrs if (rows := of(tuning, method, width, lr).finished)}
-    if not found:
-        raise RunError(f"{method.label} diverged at every learning rate of {', '.join(f'{lr:g}' for lr in cfg.lrs)}")
-    dense = {lr: fmean(row["dense"]["validation"] for row in rows) for lr, rows in found.items()}
-    near = [lr for lr in dense if dense[lr] <= min(dense.values()) + cfg.tolerance]
-    return min(near, key=lambda lr: fmean(fmean(row["validation"]) for row in found[lr]))
+    tried = {lr: of(tuning, method, width, lr) for lr in cfg.lrs}
+    return best(method.label, tried, lambda rows: -pruned(rows), dense=lambda rows: -dense(rows), tolerance=TOLERANCE)
+
+
+def dense(rows: Rows) -> float:
+    """Nats of the dense networks on validation text."""
+    return fmean(row["dense"]["validation"] for row in rows)
+
+
+def pruned(rows: Rows) -> float:
+    """The same averaged over all sparsities."""
+    return fmean(fmean(row["validation"]) for row in rows)
 
 
 def main(cfg: Config, run: Run) -> Page:
@@ -208,159 +210,153 @@ def main(cfg: Config, run: Run) -> Page:
     every = list(product(cfg.widths, cfg.methods))
     tried = jobs(product(every, cfg.lrs), 1)
     tuning = run.map(network, tried) if len(cfg.lrs) > 1 else Rows()
-    best = {(width, method): choose(cfg, tuning, method, width) for width, method in every}
-    same = {(width, method): best[width, Method()] for width, method in every}
-    rows = run.map(network, {str(job): job for lrs in (same, best) for job in jobs(lrs.items(), cfg.seeds)}.values())
-    return page(cfg, rows, tuning, best, same)
+    chosen = {(width, method): choose(cfg, tuning, method, width) for width, method in every}
+    same = {(width, method): chosen[width, Method()] for width, method in every}
+    rows = run.map(network, {str(job): job for lrs in (same, chosen) for job in jobs(lrs.items(), cfg.seeds)}.values())
+    return page(cfg, rows, tuning, chosen, same)
 
 
 # The page.
 
 
+class Shown(NamedTuple):
+    """A row of a table: networks of a size and a method at a rate, pruned in a way."""
+
+    cfg: Config
+    width: int
+    method: Method
+    lr: float
+    rows: Rows
+    way: str = WAYS[0]
+
+    @property
+    def label(self) -> str:
+        """The method, and the size of its network where there are several."""
+        size = f", {language.size(self.cfg, self.width)}" if len(self.cfg.widths) > 1 else ""
+        return f"{self.method.label}{size}"
+
+    def values(self, sparsity: float) -> list[float]:
+        """Nats on test text of every seed, at a sparsity of the list or at 0."""
+        i = self.cfg.sparsities.index(sparsity) if sparsity else None
+        return self.rows.values(lambda row: row["dense"]["test"] if i is None else row["pruned"][self.way][i])
+
+    def nats(self, sparsity: float) -> Mean | str:
+        """Their mean over the seeds."""
+        found = self.values(sparsity)
+        return Mean.of(found) if found else "diverged"
+
+
+def networks(cfg: Config, rows: Rows, lrs: Rates, ways: Iterable[str] = WAYS[:1]) -> list[Shown]:
+    """All of them, in every way."""
+    return [Shown(cfg, w, m, lr, of(rows, m, w, lr), way) for way in ways for (w, m), lr in lrs.items()]
+
+
+def nats_columns(sparsities: Iterable[float]) -> Columns:
+    """What each sparsity leaves of a network."""
+    columns = [Column(f"{each:.0%}" if each else "dense", "min", 3) for each in sparsities]
+    return [(column, partial(Shown.nats, sparsity=each)) for column, each in zip(columns, sparsities, strict=True)]
+
+
 def page(cfg: Config, rows: Rows, tuning: Rows, best: Rates, same: Rates) -> Page:
     """What the run says."""
-    sections = [main_section(cfg, rows, best, "Pruned at once", "nats")]
+    shown = networks(cfg, rows, best)
+    sections = [main_section(cfg, shown, "Pruned at once", "nats")]
     if same != best:
-        sections.append(main_section(cfg, rows, same, "All at the learning rate of AdamW", "nats-same-rate"))
-    sections += [ways_section(cfg, rows, best), text_section(rows, best)]
+        at_same = networks(cfg, rows, same)
+        sections.append(main_section(cfg, at_same, "All at the learning rate of AdamW", "nats-same-rate"))
+    sections += [ways_section(cfg, networks(cfg, rows, best, WAYS)), text_section(shown)]
     if tuning:
         sections.append(rates_section(cfg, tuning, best))
     intro = (
         "Networks are trained densely, then the weights that score lowest are set to zero at once, without any "
         f"training afterwards. {language.about(cfg, cfg.widths)}"
     )
-    return Page(
-        "One-shot pruning of a small GPT", intro, sections, "The paper has no language models.",
-        stats(cfg, rows, best), headline(cfg, rows, best),
-    )  # fmt: skip
+    title, paper = "One-shot pruning of a small GPT", "The paper has no language models."
+    return Page(title, intro, sections, paper, *verdict_of(cfg, shown))
 
 
-def name_of(cfg: Config, width: int, method: Method) -> str:
-    """A method, and the size of its network where there are several."""
-    return f"{method.label}, {language.size(cfg, width)}" if len(cfg.widths) > 1 else method.label
+def main_section(cfg: Config, shown: Sequence[Shown], heading: str, name: str) -> Section:
+    """Nats against sparsity, from the dense network on, pruned in the first way."""
+    grid, figures = (0.0, *cfg.sparsities), []
+    for width in cfg.widths:
+        drawn = [each for each in shown if each.width == width and each.rows.finished]
+        curves = [
+            Curve(
+                each.method.label, each.method.alpha, grid, list(zip(*map(each.values, grid), strict=True)),
+                plain=each.method.alpha == 1 and each.method != Method(),
+            )
+            for each in drawn
+        ]  # fmt: skip
+        picture = Figure(
+            f"{name}-{width}", lines, curves, title=f"Pruned at once, {language.size(cfg, width)} weights",
+            xlabel="sparsity", ylabel="nats per symbol", fractions=True, wide=True,
+            caption="Mean over the seeds, band of one standard deviation; the first point is the dense network.",
+        )  # fmt: skip
+        figures.append(picture)
+    columns: Columns = [("", lambda each: each.label), ("lr", lambda each: f"{each.lr:g}"), *nats_columns(grid)]
+    caption = f"Nats per symbol of test text, pruned by {WAYS[0]}; columns are sparsities of the blocks."
+    return Section(heading, "", figures, [table("Nats against sparsity", columns, shown, caption)])
 
 
-def nats_of(row: Row, way: str, i: int | None) -> float:
-    """Nats on test text at a sparsity of the list, or dense."""
-    found: float = row["dense"]["test"] if i is None else row["pruned"][way][i]
-    return found
-
-
-def at(rows: Rows, way: str, i: int | None) -> Mean | str:
-    """The mean of it over the seeds that did not diverge."""
-    return rows.mean(lambda row: nats_of(row, way, i)) or "diverged"
-
-
-def main_section(cfg: Config, rows: Rows, lrs: Rates, heading: str, name: str) -> Section:
-    """Nats against sparsity, pruned in the first way."""
-    dense = Column("dense", "min", 3)
-    columns: list[str | Column] = ["", "lr", dense, *(Column(f"{each:.0%}", "min", 3) for each in cfg.sparsities)]
-    shown: list[list[Value]] = []
-    for (width, method), lr in lrs.items():
-        found = of(rows, method, width, lr)
-        values = (at(found, cfg.ways[0], i) for i in (None, *range(len(cfg.sparsities))))
-        shown.append([name_of(cfg, width, method), f"{lr:g}", *values])
-    caption = f"Nats per symbol of test text, pruned by {cfg.ways[0]}; columns are sparsities of the blocks."
-    figures = [figure(cfg, rows, lrs, width, name) for width in cfg.widths]
-    return Section(heading, "", figures, [Table("Nats against sparsity", columns, shown, caption)])
-
-
-def figure(cfg: Config, rows: Rows, lrs: Rates, width: int, name: str) -> Figure:
-    """Nats at every sparsity, from the dense network on."""
-    curves = []
-    for method in cfg.methods:
-        values = of(rows, method, width, lrs[width, method]).values(
-            lambda row: [row["dense"]["test"], *row["pruned"][cfg.ways[0]]]
-        )
-        if values:
-            rival = method.alpha == 1 and method != Method()
-            curves.append(Curve(method.label, method.alpha, [0.0, *cfg.sparsities], values, plain=rival))
-    return Figure(
-        f"{name}-{width}", lines, curves, title=f"Pruned at once, {language.size(cfg, width)} weights",
-        xlabel="sparsity", ylabel="nats per symbol", fractions=True, wide=True,
-        caption="Mean over the seeds, band of one standard deviation; the first point is the dense network.",
-    )  # fmt: skip
-
-
-def ways_section(cfg: Config, rows: Rows, lrs: Rates) -> Section:
+def ways_section(cfg: Config, shown: Sequence[Shown]) -> Section:
     """The same networks under every criterion."""
-    columns: list[str | Column] = ["", "pruned by", *(Column(f"{each:.0%}", "min", 3) for each in cfg.sparsities)]
-    shown: list[list[Value]] = []
-    for way, ((width, method), lr) in product(cfg.ways, lrs.items()):
-        found = of(rows, method, width, lr)
-        shown.append([name_of(cfg, width, method), way, *(at(found, way, i) for i in range(len(cfg.sparsities)))])
+    columns: Columns = [("", lambda each: each.label), ("pruned by", lambda each: each.way)]
     text = (
         f"Wanda and SparseGPT look at {cfg.calibration} windows of training text, block by block; `global` ranks the "
         "magnitudes of all blocks together. SparseGPT also moves the weights that stay."
     )
-    return Section("By other criteria", text, (), [Table("Nats by criterion", columns, shown, "Nats per symbol.")])
+    found = table("Nats by criterion", [*columns, *nats_columns(cfg.sparsities)], shown, "Nats per symbol.")
+    return Section("By other criteria", text, tables=[found])
 
 
-def text_section(rows: Rows, lrs: Rates) -> Section:
+def text_section(shown: Sequence[Shown]) -> Section:
     """What networks write, dense and pruned."""
-    shown: list[list[Value]] = []
-    for (width, method), lr in lrs.items():
-        for row in of(rows, method, width, lr).where(seed=0).finished:
-            shown += [[method.label, state, " / ".join(words.split("\n"))] for state, words in row["written"].items()]
+    firsts = [(each.method.label, row["written"]) for each in shown for row in each.rows.where(seed=0).finished]
+    written = [(label, state, " / ".join(words.split("\n"))) for label, both in firsts for state, words in both.items()]
     text = f"Drawn at a temperature of 0.8 after the same beginning, first seed; pruned means {AT:.0%} by magnitude."
-    return Section("What they write", text, (), [Table("Text", ["", "network", "continues with"], shown)])
+    return Section("What they write", text, tables=[Table("Text", ["", "network", "continues with"], written)])
 
 
 def rates_section(cfg: Config, tuning: Rows, best: Rates) -> Section:
     """What each candidate came to on validation text."""
-    shown: list[list[Value]] = []
-    for ((width, method), chosen), lr in product(best.items(), cfg.lrs):
-        found = of(tuning, method, width, lr)
-        values = (found.mean(lambda row: row["dense"]["validation"]), found.mean(lambda row: fmean(row["validation"])))
-        mark = "chosen" if lr == chosen else "diverged" if found.lost else ""
-        shown.append([name_of(cfg, width, method), lr, *values, mark])
+
+    def mark(each: Shown) -> str:
+        chosen = each.lr == best[each.width, each.method]
+        return "chosen" if chosen else "diverged" if each.rows.lost else ""
+
+    columns: Columns = [
+        ("", lambda each: each.label), ("lr", lambda each: each.lr),
+        (Column("dense", digits=3), lambda each: each.rows.mean(lambda row: row["dense"]["validation"])),
+        (Column("mean over sparsities", digits=3), lambda each: each.rows.mean(lambda row: fmean(row["validation"]))),
+        ("", mark),
+    ]  # fmt: skip
     text = (
         "The rate of each row, the baseline included, is the one that prunes best on validation text, averaged over "
-        f"all sparsities, of those whose dense network is within {cfg.tolerance:g} nats of the row's best; one seed."
+        f"all sparsities, of those whose dense network is within {TOLERANCE:g} nats of the row's best; one seed."
     )
-    columns: list[str | Column] = ["", "lr", Column("dense", digits=3), Column("mean over sparsities", digits=3), ""]
-    return Section("Choice of the learning rate", text, (), [Table("Nats on validation text", columns, shown)])
+    every = [Shown(cfg, width, m, lr, of(tuning, m, width, lr)) for width, m in best for lr in cfg.lrs]
+    return Section("Choice of the learning rate", text, tables=[table("Nats on validation text", columns, every)])
 
 
-def pair(cfg: Config, rows: Rows, lrs: Rates) -> tuple[Rows, Rows, Method] | None:
-    """The baseline's networks of the first size, and those of the power that prunes best on validation text."""
-    width = cfg.widths[0]
-    found = {method: of(rows, method, width, lrs[width, method]).finished for method in cfg.methods}
-    powers = [method for method in cfg.methods if method.alpha > 1 and found[method]]
-    if AT not in cfg.sparsities or not powers or not found[Method()]:
-        return None
-    best = min(powers, key=lambda method: fmean(fmean(row["validation"]) for row in found[method]))
-    return found[Method()], found[best], best
-
-
-def stats(cfg: Config, rows: Rows, lrs: Rates) -> list[Stat]:
-    """Dense, and at the sparsity of the headline."""
-    if (both := pair(cfg, rows, lrs)) is None:
-        return []
-    base, ours, method = both
-    return [
-        Stat(label, f"{mean(cfg, found, AT):.3f} nats", f"{AT:.0%} pruned, dense {mean(cfg, found, None):.3f}")
-        for label, found in ((method.label, ours), ("AdamW", base))
+def verdict_of(cfg: Config, shown: Sequence[Shown]) -> tuple[list[Stat], Headline | None]:
+    """The baseline of the first size, dense and pruned, and the power that prunes best on validation text."""
+    first = [each for each in shown if each.width == cfg.widths[0] and each.rows.finished]
+    base = [each for each in first if each.method == Method()]
+    powers = [each for each in first if each.method.alpha > 1]
+    if AT not in cfg.sparsities or not powers or not base:
+        return [], None
+    both = (min(powers, key=lambda each: pruned(each.rows.finished)), *base)
+    dense, cut = ([f"{fmean(each.values(sparsity)):.3f}" for each in both] for sparsity in (0.0, AT))
+    stats = [
+        Stat(each.method.label, f"{sparse} nats", f"{AT:.0%} pruned, dense {whole}")
+        for each, whole, sparse in zip(both, dense, cut, strict=True)
     ]
-
-
-def mean(cfg: Config, rows: Rows, sparsity: float | None) -> float:
-    """Mean nats at a sparsity, pruned in the first way."""
-    i = None if sparsity is None else cfg.sparsities.index(sparsity)
-    return fmean(rows.values(lambda row: nats_of(row, cfg.ways[0], i)))
-
-
-def headline(cfg: Config, rows: Rows, lrs: Rates) -> Headline | None:
-    """Dense and pruned, with and without."""
-    if (both := pair(cfg, rows, lrs)) is None:
-        return None
-    base, ours, method = both
-    dense, pruned = (" against ".join(f"{mean(cfg, each, place):.3f}" for each in (ours, base)) for place in (None, AT))
     what = (
-        f"{method.label} against AdamW: nats per character of a small GPT, dense and with {AT:.0%} of the weights of "
-        "its blocks pruned at once"
+        f"{both[0].method.label} against AdamW: nats per character of a small GPT, dense and with {AT:.0%} of the "
+        "weights of its blocks pruned at once"
     )
-    return Headline(what, f"dense {dense}; pruned {pruned}", "no language models")
+    here = f"dense {' against '.join(dense)}; pruned {' against '.join(cut)}"
+    return stats, Headline(what, here, "no language models")
 
 
 EXPERIMENTS = {

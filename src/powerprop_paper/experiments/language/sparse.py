@@ -6,27 +6,41 @@ validation text at one sparsity. The head stays dense.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
-import powerprop as pp
-from powerprop.flops import count_flops
-from powerprop_paper.experiments import language
+from powerprop.allocate import Layers
+from powerprop_paper.experiments import best, language, listed
 from powerprop_paper.experiments.language import LanguageSettings, nats
-from powerprop_paper.models.gpt import GPT
-from powerprop_paper.pages import Column, Figure, Headline, Page, Section, Table, Value
-from powerprop_paper.report import Curve, Mean, Point, lines, scatter
-from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
-from powerprop_paper.settings import Count, EachOnce, Positive, Power, require
-from powerprop_paper.sparse_methods import METHODS, UNPRUNED, asked, parse, training_cost
+from powerprop_paper.pages import Column, Headline, Page, Section
+from powerprop_paper.run import Experiment, Progress, Rows, Run
+from powerprop_paper.settings import Count, EachOnce, Positive, Power
+from powerprop_paper.sparse_methods import METHODS
+from powerprop_paper.sparse_tables import (
+    TWINS,
+    SparseSettings,
+    against_sparsity,
+    cell,
+    cost_figure,
+    cost_table,
+    exactness,
+    job,
+    methods_table,
+    sparsity_figure,
+    title_of,
+    weights_and_cost,
+)
+
+RULES: Layers = {"head.weight": 0.0}
+"""The head stays dense."""
 
 
-@dataclass(frozen=True)
-class Config(LanguageSettings):
+@dataclass(frozen=True, kw_only=True)
+class Config(LanguageSettings, SparseSettings):
     """The settings of `gpt-sparse`."""
 
     width: Count = 128
@@ -49,13 +63,6 @@ class Config(LanguageSettings):
     regrow_every: Count = 25
     """steps between mask updates where growth is random; 100 in the papers, whose trainings are longer"""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.methods:
-            require(name in METHODS, f"method must be one of {', '.join(METHODS)}, got {name!r}")
-        for target in (*self.sparsities, self.tune_at):
-            parse(target)
-
 
 PRESETS = {
     "smoke": Config(
@@ -76,157 +83,51 @@ def network(
 ) -> dict[str, Any]:
     """The same seed gives every method the same initial weights and the same text."""
     _, (_, held_back, tested) = language.splits(cfg)
-    model = language.build(cfg, cfg.width, seed)
-    optimizer = make_optimizer(cfg, model, method, target, lr, seed)
+    model, ids = language.build(cfg, cfg.width, seed), torch.zeros(1, cfg.context, dtype=torch.long)
+    optimizer = cfg.sparsified(language.adamw(model, lr), model, method, target, cfg.steps, RULES, seed)
     language.train(cfg, folder, progress, model, optimizer, seed)
-    masks = optimizer.active
-    flops = count_flops(model, torch.zeros(1, cfg.context, dtype=torch.long))
     return {
-        "test": nats(cfg, model, tested),
-        "validation": nats(cfg, model, held_back),
-        "kept": {name: int(mask.count_nonzero()) for name, mask in masks.items()},
-        "asked": asked(masks, METHODS[method], target, rules(cfg)),
-        "inference_flops": flops.inference(masks),
-        "training_flops": training_cost(flops, optimizer.sparsify, masks, optimizer.trainable),
-    }
-
-
-def rules(cfg: Config) -> dict[str, float]:
-    """The head stays dense; a tied one is no weight at all."""
-    return {} if cfg.tied else {"head.weight": 0.0}
-
-
-def make_optimizer(cfg: Config, model: GPT, method: str, target: str, lr: float, seed: int) -> pp.Powerprop:
-    """AdamW, the method and its α."""
-    distribution, sparsity = parse(target)
-    sparsify = METHODS[method].make(
-        sparsity, distribution, cfg.steps, rules(cfg), seed, cfg.topkast_every, cfg.regrow_every
-    )
-    base = language.adamw(model, lr, cfg.weight_decay)
-    return pp.Powerprop(base, model, cfg.alpha if METHODS[method].powerprop else 1.0, sparsify=sparsify)
-
-
-# The choice of the learning rates, and the table.
-
-
-def job(method: str, target: str, lr: float, seed: int) -> dict[str, Any]:
-    """The settings of a training; a dense network has one target, whatever is asked."""
-    return {"method": method, "target": UNPRUNED if METHODS[method].dense else target, "lr": lr, "seed": seed}
-
-
-def choose(tried: Rows, method: str) -> float:
-    """The rate with the lowest nats on validation text."""
-    found = tried.where(method=method).finished
-    if not found:
-        raise RunError(f"{METHODS[method].label} diverged at every learning rate")
-    return float(min(found, key=lambda row: row["validation"])["lr"])
+        "test": nats(cfg, model, tested), "validation": nats(cfg, model, held_back),
+        **weights_and_cost(model, ids, optimizer, optimizer.active, method, target, RULES),
+    }  # fmt: skip
 
 
 def main(cfg: Config, run: Run) -> Page:
-    """One network for each rate, then all seeds of every cell at the chosen ones."""
+    """One network for each rate, by which it is chosen; then all seeds of every cell."""
     run.prepare(lambda: language.splits(cfg))
     tried = run.map(network, [job(name, cfg.tune_at, lr, 0) for name in cfg.methods for lr in cfg.lrs])
-    lrs = {name: choose(tried, name) for name in cfg.methods}
-    cells = [
-        job(name, target, lrs[name], seed)
-        for name in cfg.methods
-        for target in cfg.sparsities
-        for seed in range(cfg.seeds)
+    lrs = {name: choose(cfg, tried, name) for name in cfg.methods}
+    every = [(name, target, seed) for name in cfg.methods for target in cfg.sparsities for seed in range(cfg.seeds)]
+    rows = run.map(network, [job(name, target, lrs[name], seed) for name, target, seed in every])
+    both = {"ylabel": "nats per symbol"}
+    figures = [
+        *sparsity_figure(against_sparsity(cfg, rows, cfg.sparse), "nats", TWINS, **both),
+        *cost_figure(cfg, rows, [name for name in cfg.methods if name != "pp-dense"], "Nats", **both),
     ]
-    return page(cfg, run.map(network, {str(cell): cell for cell in cells}.values()), lrs)
-
-
-# The page.
-
-
-def cell(rows: Rows, method: str, target: str) -> Rows:
-    """The seeds of a method at a sparsity."""
-    return rows.where(method=method, target=UNPRUNED if METHODS[method].dense else target)
-
-
-def title_of(target: str) -> str:
-    """80%, or 90% (ERK)."""
-    distribution, sparsity = parse(target)
-    return f"{sparsity:.0%}" + (" (ERK)" if distribution == "erk" else "")
-
-
-def page(cfg: Config, rows: Rows, lrs: dict[str, float]) -> Page:
-    """What the run says."""
-    sections = [
-        Section("Nats against sparsity", "", figures(cfg, rows), [nats_table(cfg, rows, lrs), cost_table(cfg, rows)]),
-        Section("Sparsity asked and reached", "", (), [exactness(cfg, rows)]),
-    ]
+    caption = (
+        f"Nats per symbol of test text. Learning rates: {', '.join(f'{METHODS[n].label} {lrs[n]:g}' for n in lrs)}."
+    )
+    columns = {target: Column(title_of(target), "min", 3) for target in cfg.sparsities}
+    shown = methods_table("Nats by method and sparsity", cfg.methods, columns, partial(nats_of, rows), caption)
     intro = (
         f"Every method starts from the same weights and reads the same text. {language.about(cfg, (cfg.width,))} "
-        f"Powerprop has α = {cfg.alpha:g}; the learning rate of each row is the best of "
-        f"{', '.join(f'{lr:g}' for lr in cfg.lrs)} on validation text at {title_of(cfg.tune_at)}, one seed."
+        f"Powerprop has α = {cfg.alpha:g}; the learning rate of each row is the best of {listed(cfg.lrs)} on "
+        f"validation text at {title_of(cfg.tune_at)}, one seed."
     )
+    sections = [Section("Nats against sparsity", "", figures, [shown, cost_table(cfg, rows)]), exactness(cfg, rows)]
     paper = "The paper has no language models."
-    return Page("Sparse training of a small GPT", intro, sections, paper, (), headline(cfg, rows))
+    return Page("Sparse training of a small GPT", intro, sections, paper, headline=headline(cfg, rows))
 
 
-def figures(cfg: Config, rows: Rows) -> list[Figure]:
-    """Nats against sparsity, and against the FLOPs of the training at the sparsity of the choice."""
-    uniform = [target for target in cfg.sparsities if parse(target)[0] == "uniform"]
-    curves, points = [], []
-    for name in cfg.methods:
-        found = [cell(rows, name, target).values("test") for target in uniform]
-        alone = METHODS[name.removeprefix("pp-")].label
-        if not METHODS[name].dense and found and all(len(each) == cfg.seeds for each in found):
-            x, values = [parse(target)[1] for target in uniform], list(zip(*found, strict=True))
-            curves.append(Curve(METHODS[name].label, None, x, values, method=alone, plain=not METHODS[name].powerprop))
-        if name != "pp-dense" and (cost := cell(rows, name, cfg.tune_at).mean("training_flops")):
-            points.append(Point(METHODS[name].label, cost.mean, Mean.of(cell(rows, name, cfg.tune_at).values("test"))))
-    caption = "Thick lines and filled markers: with Powerprop; thin and hollow: without."
-    drawn = [
-        Figure(
-            "sparsity", lines, curves, title="Nats against sparsity", xlabel="sparsity", ylabel="nats per symbol",
-            fractions=True, wide=True, caption=caption,
-        )
-    ] if curves else []  # fmt: skip
-    title = f"Nats against the FLOPs of a training, {title_of(cfg.tune_at)} sparsity"
-    labels = {"title": title, "xlabel": "FLOPs, dense = 1", "ylabel": "nats per symbol", "caption": caption}
-    return [*drawn, *([Figure("cost", scatter, points, **labels)] if points else [])]
+def choose(cfg: Config, tried: Rows, method: str) -> float:
+    """The rate with the lowest nats on validation text."""
+    rates = {lr: tried.where(method=method, lr=lr) for lr in cfg.lrs}
+    return best(METHODS[method].label, rates, lambda rows: -float(rows[0]["validation"]))
 
 
-def table(title: str, names: Sequence[str], cfg: Config, value: Callable[[str, str], Value], caption: str) -> Table:
-    """A row for each method, a column for each sparsity."""
-    columns: list[str | Column] = ["method", *(Column(title_of(each), "min", 3) for each in cfg.sparsities)]
-    rows = [[METHODS[name].label, *(value(name, target) for target in cfg.sparsities)] for name in names]
-    return Table(title, columns, rows, caption)
-
-
-def nats_table(cfg: Config, rows: Rows, lrs: dict[str, float]) -> Table:
+def nats_of(rows: Rows, target: str, method: str) -> Any:
     """Nats of test text; a dense network's stand in every column."""
-    caption = "Nats per symbol of test text. Learning rates: " + ", ".join(
-        f"{METHODS[name].label} {lr:g}" for name, lr in lrs.items()
-    )
-    return table(
-        "Nats by method and sparsity", cfg.methods, cfg,
-        lambda name, target: cell(rows, name, target).mean("test") or "diverged", f"{caption}.",
-    )  # fmt: skip
-
-
-def cost_table(cfg: Config, rows: Rows) -> Table:
-    """What each training costs, as a multiple of the dense one."""
-
-    def value(name: str, target: str) -> Value:
-        cost = cell(rows, name, target).mean("training_flops")
-        return cost.mean if cost else "diverged"
-
-    names = [name for name in cfg.methods if not METHODS[name].dense]
-    caption = "FLOPs of a training, dense = 1, as the papers on RigL and Top-KAST count them; mean over the seeds."
-    return table("Training FLOPs by method and sparsity", names, cfg, value, caption)
-
-
-def exactness(cfg: Config, rows: Rows) -> Table:
-    """How many runs have exactly the weights asked for."""
-    shown: list[list[Value]] = []
-    for target in cfg.sparsities:
-        found = Rows(row for row in rows.where(target=target).finished if not METHODS[row["method"]].dense)
-        exact = sum(row["kept"] == row["asked"] for row in found)
-        shown.append([title_of(target), len(found), exact])
-    return Table("Exact counts", ["asked", "runs", "exact"], shown, "Counts are compared weight by weight.")
+    return cell(rows, method, target).mean("test") or "diverged"
 
 
 def headline(cfg: Config, rows: Rows) -> Headline | None:

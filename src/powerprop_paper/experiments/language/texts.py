@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import math
 import pydoc_data.topics
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,59 +22,55 @@ from torch import Tensor
 import powerprop
 from powerprop.continual import EWC, EfficientPackNet, JointTraining, Naive, Objective, Packing, Strategy, make_task
 from powerprop_paper import data, models
-from powerprop_paper.experiments import language
-from powerprop_paper.experiments.language import LanguageSettings
+from powerprop_paper.experiments import Columns, language, table
+from powerprop_paper.experiments.language import GPTSettings
 from powerprop_paper.pages import Column, Headline, Page, Percent, Section, Table, Value
 from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
-from powerprop_paper.settings import Count, EachOnce, Fraction, Natural, NonNegative, Positive, Power, require
+from powerprop_paper.settings import Count, EachOnce, Natural
 from powerprop_paper.train import local_device
 
 BYTES = 256
-PLAYS, PYTHON, CPP, MANUAL = "Shakespeare", "Python sources", "C++ headers", "Python's manual"
-TEXTS = (PLAYS, PYTHON, CPP, MANUAL)
+TextName = Literal["Shakespeare", "Python sources", "C++ headers", "Python's manual"]
+PLAYS: Final = "Shakespeare"
+PYTHON: Final = "Python sources"
+CPP: Final = "C++ headers"
+MANUAL: Final = "Python's manual"
 SAMPLE = 4
 """Windows of each text by whose logits it is told whether a network answers to the bit as before."""
-KINDS: dict[str, type[Strategy]] = {
-    "naive": Naive, "ewc": EWC, "efficient-packnet": EfficientPackNet, "pp-efficient-packnet": EfficientPackNet,
-    "joint": JointTraining,
-}  # fmt: skip
-LABELS = {
-    "naive": "Naive", "ewc": "EWC", "efficient-packnet": "EfficientPackNet",
-    "pp-efficient-packnet": "Powerprop + EfficientPackNet", "joint": "Joint",
-}  # fmt: skip
+ALPHA, LR, STRENGTH, GAMMA = 1.5, 2e-3, 1e4, 0.98
+"""The power of Powerprop, the learning rate, λ of EWC, and the part of its performance that a sub-network must keep."""
 
 
-@dataclass(frozen=True)
-class Config(LanguageSettings):
+class Way(NamedTuple):
+    """A row of the table."""
+
+    label: str
+    kind: type[Strategy]
+    alpha: float = 1.0
+
+
+PACKING = ("efficient-packnet", "pp-efficient-packnet")
+WAYS = {
+    "naive": Way("Naive", Naive), "ewc": Way("EWC", EWC), PACKING[0]: Way("EfficientPackNet", EfficientPackNet),
+    PACKING[1]: Way("Powerprop + EfficientPackNet", EfficientPackNet, ALPHA), "joint": Way("Joint", JointTraining),
+}  # fmt: skip
+"""The rows of the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(GPTSettings):
     """The settings of `gpt-texts`; `steps` are of each text."""
 
     size: Count = 300_000
     """bytes of each text, from its beginning"""
-    order: Annotated[tuple[str, ...], EachOnce()] = TEXTS
+    order: Annotated[tuple[TextName, ...], EachOnce()] = (PLAYS, PYTHON, CPP, MANUAL)
     """of the texts"""
     width: Count = 128
     """of the network"""
-    strategies: Annotated[tuple[str, ...], EachOnce()] = tuple(KINDS)
-    """rows of the table"""
-    alpha: Power = 1.5
-    """the power of Powerprop"""
-    lr: Positive = 2e-3
-    """learning rate"""
-    strength: NonNegative = 1e4
-    """λ of EWC"""
-    gamma: Fraction = 0.98
-    """a sub-network may lose 1 - γ of its nats to the dense network"""
     retrain_steps: Natural = 300
     """after pruning, on what is kept of a text"""
     steps: Count = 1_000
     """training steps of each text"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.strategies:
-            require(name in KINDS, f"strategy must be one of {', '.join(KINDS)}, got {name!r}")
-        for name in self.order:
-            require(name in TEXTS, f"a text must be one of {', '.join(TEXTS)}, got {name!r}")
 
 
 PRESETS = {
@@ -159,15 +155,14 @@ def make_learner(cfg: Config, strategy: str, seed: int) -> Strategy:
     """The learner, with the first weights of its seed."""
     generator = torch.Generator().manual_seed(seed)
     model = models.gpt(BYTES, cfg.width, cfg.depth, cfg.heads, cfg.context, generator=generator).to(local_device())
-    options: dict[str, Any] = {"EWC": {"strength": cfg.strength, "labels": "empirical"}}.get(
-        KINDS[strategy].__name__, {}
-    )
-    if KINDS[strategy] is EfficientPackNet:
-        options = {"gamma": cfg.gamma, "retrain_steps": cfg.retrain_steps}
-    return KINDS[strategy](
-        model, partial(torch.optim.AdamW, lr=cfg.lr, weight_decay=0.0), objective=NextSymbol(), steps=cfg.steps,
-        batch_size=cfg.batch, seed=seed, clip=cfg.clip, alpha=cfg.alpha if strategy.startswith("pp-") else 1.0,
-        schedule=lambda phase, done: language.rate(done, cfg.warmup), **options,
+    options: dict[str, Any] = {"strength": STRENGTH, "labels": "empirical"} if strategy == "ewc" else {}
+    if strategy in PACKING:
+        options = {"gamma": GAMMA, "retrain_steps": cfg.retrain_steps}
+    _, kind, alpha = WAYS[strategy]
+    return kind(
+        model, partial(torch.optim.AdamW, lr=LR, weight_decay=0.0), objective=NextSymbol(), steps=cfg.steps,
+        batch_size=cfg.batch, seed=seed, clip=language.CLIP, alpha=alpha,
+        schedule=lambda phase, done: language.rate(done), **options,
     )  # fmt: skip
 
 
@@ -177,11 +172,12 @@ def make_learner(cfg: Config, strategy: str, seed: int) -> Strategy:
 def main(cfg: Config, run: Run) -> Page:
     """Every strategy from every seed."""
     run.prepare(lambda: [parts(cfg, name) for name in cfg.order])
-    rows = run.map(learn, [{"strategy": name, "seed": seed} for name in cfg.strategies for seed in range(cfg.seeds)])
-    sections = [
-        Section("Bits per byte after the last text", "", (), [bits_table(cfg, rows)]),
-        Section("The texts", "", (), [texts_table(cfg)]),
-    ]
+    rows = run.map(learn, [{"strategy": name, "seed": seed} for name in WAYS for seed in range(cfg.seeds)])
+    contents = {name: read(name, cfg.size) for name in cfg.order}
+    read_columns: Columns = [
+        ("", lambda name: name), ("bytes", lambda name: len(contents[name])),
+        ("sha256 begins with", lambda name: hashlib.sha256(contents[name]).hexdigest()[:16]),
+    ]  # fmt: skip
     intro = (
         f"One GPT of {cfg.depth} blocks with {language.size(cfg, cfg.width)} weights and one head reads "
         f"{len(cfg.order)} texts one after the other, {cfg.steps:,} steps of {cfg.batch} windows of {cfg.context} "
@@ -189,57 +185,48 @@ def main(cfg: Config, run: Run) -> Page:
         "embeddings freeze after the first text where weights are packed."
     )
     return Page(
-        "Four texts one after the other in a small GPT", intro, sections, "The paper has no language models.", (),
-        headline(cfg, rows),
+        "Four texts one after the other in a small GPT", intro,
+        [
+            Section("Bits per byte after the last text", tables=[bits_table(cfg, rows)]),
+            Section("The texts", tables=[table("Texts", read_columns, cfg.order)]),
+        ],
+        "The paper has no language models.", headline=headline(rows),
     )  # fmt: skip
 
 
-def last(row: Row) -> list[float]:
-    """Bits per byte of every text after the last."""
-    found: list[float] = row["bits"][-1]
-    return found
-
-
-def bits_of(row: Row, text: int) -> float:
-    """Bits per byte of one text after the last."""
-    return last(row)[text]
+def last(row: Row, text: int | None = None) -> float:
+    """Bits per byte after the last text, of one or averaged over all."""
+    return float(fmean(row["bits"][-1]) if text is None else row["bits"][-1][text])
 
 
 def bits_table(cfg: Config, rows: Rows) -> Table:
     """A row for each strategy, a column for each text."""
-    columns: list[str | Column] = [
-        "", *(Column(name, "min", 3) for name in cfg.order), Column("mean", "min", 3), Column("forgotten", digits=3),
-        Percent("weights used"), "earlier texts to the bit",
+
+    def mean(of: Callable[[Row], float]) -> Callable[[str], Value]:
+        return lambda name: rows.where(strategy=name).mean(of)
+
+    def exact(name: str) -> str:
+        found = rows.where(strategy=name).finished
+        return f"{sum(map(all, found.values('same')))} of {len(found)} runs"
+
+    columns: Columns = [
+        ("", lambda name: WAYS[name].label),
+        *((Column(name, "min", 3), mean(partial(last, text=i))) for i, name in enumerate(cfg.order)),
+        (Column("mean", "min", 3), mean(last)), (Column("forgotten", digits=3), mean(forgotten)),
+        (Percent("weights used"), mean(lambda row: float(row["used"]))), ("earlier texts to the bit", exact),
     ]  # fmt: skip
-    shown: list[list[Value]] = []
-    for name in cfg.strategies:
-        found = rows.where(strategy=name)
-        each = [found.mean(partial(bits_of, text=i)) for i in range(len(cfg.order))]
-        exact = f"{sum(map(all, found.values('same')))} of {len(found.finished)} runs"
-        ends = (found.mean(lambda row: fmean(last(row))), found.mean(forgotten), found.mean("used"))
-        shown.append([LABELS[name], *each, *ends, exact])
     caption = "Forgotten: bits per byte lost since each text was learned, mean over all texts but the last."
-    return Table("Bits per byte", columns, shown, caption)
+    return table("Bits per byte", columns, WAYS, caption)
 
 
 def forgotten(row: Row) -> float:
     """Bits per byte lost since a text was learned, in the mean."""
-    learned: Sequence[float] = [bits[-1] for bits in row["bits"]]
-    return fmean(after - then for after, then in zip(last(row)[:-1], learned, strict=False))
+    return fmean(after - bits[-1] for bits, after in zip(row["bits"][:-1], row["bits"][-1], strict=False))
 
 
-def texts_table(cfg: Config) -> Table:
-    """What was read, to the bit."""
-    shown: list[list[Value]] = []
-    for name in cfg.order:
-        content = read(name, cfg.size)
-        shown.append([name, len(content), hashlib.sha256(content).hexdigest()[:16]])
-    return Table("Texts", ["", "bytes", "sha256 begins with"], shown)
-
-
-def headline(cfg: Config, rows: Rows) -> Headline | None:
+def headline(rows: Rows) -> Headline:
     """Bits per byte after the last text, of every strategy."""
-    found = {LABELS[name]: rows.where(strategy=name).mean(lambda row: fmean(last(row))) for name in cfg.strategies}
+    found = {way.label: rows.where(strategy=name).mean(last) for name, way in WAYS.items()}
     ours = "; ".join(f"{label} {bits.mean:.3f}" for label, bits in found.items() if bits)
     return Headline("Bits per byte after the last of four texts, mean over all", ours, "no language models")
 

@@ -1,4 +1,4 @@
-"""All methods by name, and learners made from their files."""
+"""Learners made from their files."""
 
 from __future__ import annotations
 
@@ -12,31 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.continual import saving
-from powerprop.continual.gem import AGEM, GEM
-from powerprop.continual.generative_replay import DGR, RtF
-from powerprop.continual.gradient_projection import GPM, OWM
-from powerprop.continual.hat import HAT
-from powerprop.continual.icarl import ICaRL
-from powerprop.continual.lwf import LwF
 from powerprop.continual.objective import Model, Objective
-from powerprop.continual.packing.efficient import EfficientPackNet
-from powerprop.continual.packing.packnet import PackNet
-from powerprop.continual.packing.supermasks import SupSup
-from powerprop.continual.regularization import EWC, MAS, SI, Laplace
-from powerprop.continual.replay import DER, ER, DERpp, JointTraining, PerfectMemory
-from powerprop.continual.strategy import Naive, OptimizerFactory, Strategy
-from powerprop.continual.vcl import VCL
+from powerprop.continual.strategy import KINDS, OptimizerFactory, Strategy
 
-__all__ = ["STRATEGIES", "load_learner"]
-
-STRATEGIES: dict[str, type[Strategy]] = {
-    kind.__name__: kind
-    for kind in (
-        AGEM, DER, DERpp, DGR, EfficientPackNet, ER, EWC, GEM, GPM, HAT, ICaRL, JointTraining, Laplace, LwF, MAS, Naive,
-        OWM, PackNet, PerfectMemory, RtF, SI, SupSup, VCL,
-    )
-}  # fmt: skip
-"""Adding a method adds its name here."""
+__all__ = ["load_learner"]
 
 
 def load_learner(
@@ -56,9 +35,9 @@ def load_learner(
     """
     tensors, data = saving.read_learner(path)
     identity, saved = data["identity"], dict(data["options"])
-    kind = STRATEGIES.get(identity["method"])
+    kind = KINDS.get(identity["method"])
     if kind is None:
-        text = f"{path} is of {identity['method']}, not one of {', '.join(STRATEGIES)}"
+        text = f"{path} is of {identity['method']}, not one of {', '.join(KINDS)}"
         raise ValueError(f"{text}: make the learner yourself and call its load()")
     if saved.pop("schedule") is not None and "schedule" not in options:
         raise ValueError(f"{path} is of a learner with a schedule, which no file can hold: say schedule=…")
