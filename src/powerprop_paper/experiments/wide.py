@@ -108,7 +108,8 @@ PRESETS = {
     "smoke": Config(
         networks=("2x 0.9 rigl",), hidden=20, lrs=(3e-3,), seeds=2, steps=20, regrow_every=4, points=2, rounds=1
     ),
-    "cpu": Config(),
+    "cpu": Config(networks=("4x 0.98 static", "4x 0.98 rigl"), seeds=2, steps=1_500, points=6, rounds=3),
+    "full": Config(),
 }
 CIFAR = {
     "smoke": Config(
