@@ -126,6 +126,11 @@ class Powerprop(Optimizer):
     rate: "matched" divides the moves of each weight tensor by one number, so that the learning rate of the plain
         optimiser serves every α (`powerprop.update.match` has the equation); "paper" is the update as printed, whose
         effective learning rate scales as α²|w|^(2-2/α) and has to be tuned for each α.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(torch.optim.Adam(model.parameters(), lr=1e-3), model, alpha=2.0)
+        >>> torch.nn.functional.cross_entropy(model(x), y).backward()
+        >>> optimizer.step()
     """
 
     def __init__(
