@@ -33,7 +33,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(folder: Path) -> str:
     """What a copy of the kernel's package in this folder says, which must be usable whatever it finds there."""
-    for file in Path(inspect.getfile(kernel)).parent.glob("*.[cp]*"):
+    for file in Path(inspect.getfile(kernel)).parent.glob("*.[chp]*"):
         shutil.copy(file, folder)
     spec = importlib.util.spec_from_file_location(
         "probe", folder / "__init__.py", submodule_search_locations=[str(folder)]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from powerprop import kernel
+
 ROOT = Path(__file__).parents[1]
 TRAIN = """
 import torch, powerprop as pp
@@ -104,7 +106,7 @@ def contents(made: Path) -> Iterator[str]:
 
 def test_the_sdist_has_the_sources_and_nothing_built(sdist: Path) -> None:
     inside = [name.split("/", 1)[1] for name in contents(sdist)]
-    sources = {f"src/powerprop/kernel/{name}" for name in ("kernel.c", "sparse.c", "__init__.py")}
+    sources = {f"src/powerprop/kernel/{name}" for name in (*kernel._SOURCES, "__init__.py")}
     assert {"cmake/CMakeLists.txt", *sources} == set(inside)
 
 
@@ -113,7 +115,7 @@ def test_a_wheel_of_the_tree_has_the_kernel_and_trains_with_it(tools: dict[str, 
     assert "-py3-none-" in made.name
     assert not made.name.endswith("-any.whl")
     inside = {name.rsplit("/", 1)[1] for name in contents(made)}
-    assert inside == {"__init__.py", "kernel.c", "sparse.c", "libpowerprop.kernel.so"}
+    assert inside == {"__init__.py", *kernel._SOURCES, kernel._NAME}
     package, backend = trained(made, tmp_path / "env")
     assert backend.startswith(f"kernel: {package / 'kernel'}")
 
