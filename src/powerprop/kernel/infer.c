@@ -10,7 +10,7 @@
 #include <omp.h>
 #endif
 
-enum { ENTER, LEAVE, PRODUCT, DOT, POOL, POINTWISE, ADD, NORM, AFFINE, BORDER, PHASE, ATTENTION };
+enum { ENTER, LEAVE, PRODUCT, DOT, POOL, POINTWISE, ADD, NORM, AFFINE, BORDER, PHASE };
 
 /* Distances in floats. A view: `data` in the arena is its first number that is no border, `channel` and `row` its distances. */
 typedef struct { int64_t data, channel, row; } View;
