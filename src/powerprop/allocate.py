@@ -34,12 +34,22 @@ def check_sparsity(sparsity: float, name: str = "") -> float:
 
 
 def half(sparsity: float) -> float:
-    """Half the asked sparsity: the paper's rule for the output layer on MNIST and CIFAR-10 (table 4)."""
+    """Half the asked sparsity: the paper's rule for the output layer on MNIST and CIFAR-10 (table 4).
+
+    Examples:
+        >>> pp.half(0.9)
+        0.45
+    """
     return sparsity / 2
 
 
 def at_most(limit: float) -> Callable[[float], float]:
-    """The asked sparsity, but no more than limit: 0.8 is the rule for ResNet-50's last layer (appendix C)."""
+    """The asked sparsity, but no more than limit: 0.8 is the rule for ResNet-50's last layer (appendix C).
+
+    Examples:
+        >>> pp.at_most(0.8)(0.95), pp.at_most(0.8)(0.5)
+        (0.8, 0.5)
+    """
     check_sparsity(limit)
     return partial(min, limit)  # unlike a lambda, it can be pickled with its method
 

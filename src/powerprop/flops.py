@@ -36,7 +36,13 @@ _COUNTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, 
 
 @dataclass(frozen=True)
 class Flops:
-    """The dense forward FLOPs of one example, by weight name, and what masks and methods make of them."""
+    """The dense forward FLOPs of one example, by weight name, and what masks and methods make of them.
+
+    Examples:
+        >>> flops = pp.count_flops(model, x[:1])
+        >>> flops.dense
+        3072.0
+    """
 
     layers: Mapping[str, float]
 
@@ -106,6 +112,10 @@ def count_flops(model: nn.Module, inputs: Tensor | Sequence[int], where: Where |
     where: the weights that count, by default all (see `select`); norms, biases and embeddings count 0.
     A weight that the pass does not reach counts 0; one that it uses twice counts twice. In modules that are not torch's
     own, a matrix counts once for every row of the input, if input and output have its two sizes; others are an error.
+
+    Examples:
+        >>> pp.count_flops(model, x[:1]).layers["0.weight"]
+        2560.0
     """
     counts = dict.fromkeys(select(model, where), 0.0)
     compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
@@ -121,7 +131,12 @@ def layer_densities(
     model: nn.Module, sparsity: float, distribution: str = "uniform", layers: Layers | None = None,
     where: Where | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """The fraction of each weight kept at this sparsity, for "uniform" or "erk"; arguments as for `prune`."""
+    """The fraction of each weight kept at this sparsity, for "uniform" or "erk"; arguments as for `prune`.
+
+    Examples:
+        >>> pp.layer_densities(model, 0.5)
+        {'0.weight': 0.5, '2.weight': 0.5}
+    """
     weights = select(model, where)
     counts = layer_counts({n: w.shape for n, w in weights.items()}, sparsity, distribution, layers)
     return {name: counts[name] / max(1, weight.numel()) for name, weight in weights.items()}

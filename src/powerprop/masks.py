@@ -38,6 +38,12 @@ class Masks(Mapping[str, Tensor]):
     """Named boolean masks. `a & b`, `a | b`, `a - b` and `~a` work weight by weight.
 
     masks: name -> boolean tensor of the weight's shape; True means kept.
+
+    Examples:
+        >>> masks = pp.prune(model, 0.9)
+        >>> masks.save("masks.safetensors")
+        >>> pp.Masks.load("masks.safetensors") == masks
+        True
     """
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:

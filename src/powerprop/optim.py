@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,9 @@ from powerprop.moments import moments_of
 from powerprop.reparam import check_alpha
 from powerprop.saved import State, load, save
 from powerprop.select import Where, select
+from powerprop.sparse.moving import Regrowth
 from powerprop.update import power_update_
 from powerprop.weight import Frozen, WeightState, exchanging, masked, moves_of, seeing, show
-
-if TYPE_CHECKING:
-    from powerprop.sparse.compute import SparseCompute
 
 __all__ = ["Powerprop", "Rate", "Sparsifier"]
 
@@ -67,6 +65,25 @@ class Sparsifier(Protocol):
         """Take up the state that `state_dict` gave."""
 
 
+class Layout(Protocol):
+    """What keeps some weights in a form of its own between steps: `powerprop.sparse`."""
+
+    def step(self, by_closure: bool) -> AbstractContextManager[None]:
+        """Around a step of the optimiser, which evaluates a closure or does not."""
+
+    def dense(self) -> AbstractContextManager[None]:
+        """Inside, all weights have the form that they have in an ordinary model."""
+
+    def gradient(self, name: str) -> Iterator[Tensor]:
+        """The gradient of all weights of a layer that holds some, in blocks of rows."""
+
+    def choose(self, name: str, survivors: Tensor, blocks: Iterator[Tensor], count: int) -> Regrowth:
+        """Which others it will hold, if these stay and so many are grown by a matrix."""
+
+    def regrow(self, name: str, moved: Regrowth, values: Tensor | float) -> None:
+        """Let it hold others."""
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -76,7 +93,7 @@ def _densely(method: Callable[Concatenate[Powerprop, P], R]) -> Callable[Concate
 
     @wraps(method)
     def call(self: Powerprop, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        layout: SparseCompute | None = vars(self).get("compute")
+        layout: Layout | None = vars(self).get("compute")
         with nullcontext() if layout is None else layout.dense():
             return method(self, *args, **kwargs)
 
@@ -109,6 +126,11 @@ class Powerprop(Optimizer):
     rate: "matched" divides the moves of each weight tensor by one number, so that the learning rate of the plain
         optimiser serves every α (`powerprop.update.match` has the equation); "paper" is the update as printed, whose
         effective learning rate scales as α²|w|^(2-2/α) and has to be tuned for each α.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(torch.optim.Adam(model.parameters(), lr=1e-3), model, alpha=2.0)
+        >>> torch.nn.functional.cross_entropy(model(x), y).backward()
+        >>> optimizer.step()
     """
 
     def __init__(
@@ -132,7 +154,7 @@ class Powerprop(Optimizer):
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         self.asks_for_closure = closure is not None and closure.default is inspect.Parameter.empty  # LBFGS
         self.sparsify: Sparsifier | None = None
-        self.compute: SparseCompute | None = None
+        self.compute: Layout | None = None
         self.masters: dict[str, WeightState] = {}
         self.tracked: set[str] = set()
         self.frozen = Frozen()

@@ -32,6 +32,10 @@ def recalibrate(model: Net, batches: Iterable[Batch]) -> Net:
 
     batches: a finite number of inputs, (inputs, labels, …) or mappings of keywords. Some ten batches of the training
         data are enough (`itertools.islice(batches, 10)` takes them from an endless source).
+
+    Examples:
+        >>> masks = pp.prune(model, 0.9)
+        >>> model = pp.recalibrate(model, batches)
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:

@@ -46,13 +46,23 @@ class _Psi(torch.autograd.Function):
 
 
 def psi(phi: Tensor, alpha: float) -> Tensor:
-    """θ = Ψ(φ) = φ|φ|^(α-1), differentiable, with the exact gradient α|φ|^(α-1) at 0 too."""
+    """θ = Ψ(φ) = φ|φ|^(α-1), differentiable, with the exact gradient α|φ|^(α-1) at 0 too.
+
+    Examples:
+        >>> pp.psi(torch.tensor([-3.0, 0.0, 2.0]), 2.0)
+        tensor([-9.,  0.,  4.])
+    """
     alpha = check_alpha(alpha)
     return phi if alpha == 1 else _Psi.apply(phi, alpha)  # type: ignore[no-untyped-call]
 
 
 def psi_inverse(theta: Tensor, alpha: float) -> Tensor:
-    """φ = Ψ⁻¹(θ) = sign(θ)|θ|^(1/α): the initialisation that keeps the function (computed in float64)."""
+    """φ = Ψ⁻¹(θ) = sign(θ)|θ|^(1/α): the initialisation that keeps the function (computed in float64).
+
+    Examples:
+        >>> pp.psi_inverse(torch.tensor([-9.0, 0.0, 4.0]), 2.0)
+        tensor([-3.,  0.,  2.])
+    """
     alpha = check_alpha(alpha)
     if alpha == 1:
         return theta.clone()
@@ -61,7 +71,12 @@ def psi_inverse(theta: Tensor, alpha: float) -> Tensor:
 
 
 def slope(phi: Tensor, alpha: float) -> Tensor:
-    """Ψ'(φ) = α|φ|^(α-1): the factor by which large weights learn faster than small ones (equation 1)."""
+    """Ψ'(φ) = α|φ|^(α-1): the factor by which large weights learn faster than small ones (equation 1).
+
+    Examples:
+        >>> pp.slope(torch.tensor([-3.0, 0.0, 2.0]), 2.0)
+        tensor([6., 0., 4.])
+    """
     alpha = check_alpha(alpha)
     return torch.ones_like(phi) if alpha == 1 else phi.abs().pow(alpha - 1).mul_(alpha)
 
@@ -91,6 +106,11 @@ def reparametrize(model: nn.Module, alpha: float, where: Where | None = None) ->
 
     The reference twin of `Powerprop`: with plain SGD both take the same steps. An optimiser made afterwards sees
     φ itself, so Adam and its kin undo part of the effect (paper, section 2 and appendix A).
+
+    Examples:
+        >>> before = model(x)
+        >>> torch.allclose(pp.reparametrize(model, alpha=2.0)(x), before, atol=1e-5)
+        True
     """
     alpha = check_alpha(alpha)
     _refuse_tied(model)
@@ -116,7 +136,12 @@ def _refuse_tied(model: nn.Module) -> None:
 
 @torch.no_grad()
 def fold(model: nn.Module) -> nn.Module:
-    """Bake plain weights back: every Ψ(φ) becomes an ordinary parameter of the same name."""
+    """Bake plain weights back: every Ψ(φ) becomes an ordinary parameter of the same name.
+
+    Examples:
+        >>> textbook = pp.reparametrize(model, alpha=2.0)    # train it, then
+        >>> model = pp.fold(textbook)
+    """
     for module in list(model.modules()):
         if not parametrize.is_parametrized(module):
             continue

@@ -17,17 +17,14 @@ import json
 from collections import ChainMap, UserDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from powerprop.masks import pack, unpack
 from powerprop.weight import WeightState
-
-if TYPE_CHECKING:
-    from powerprop.optim import Powerprop
 
 __all__ = ["State", "load", "save"]
 
@@ -37,12 +34,30 @@ _TEXT_SIZE = 1024
 """The sparsifier's text is filled up to a multiple of this: its numbers change, and its tensor must keep its size."""
 
 
+class Wrapper(Protocol):
+    """What is saved: `Powerprop`, as far as it matters here."""
+
+    base: Optimizer
+    model: nn.Module
+    masters: dict[str, WeightState]
+    tracked: set[str]
+    alpha_key: str
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def sparsify(self) -> Any:
+        """The sparsifier, or None."""
+
+    def unmask(self) -> None:
+        """Take up the weights of before the first masks."""
+
+
 Entry = dict[str, Tensor]
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Active, trainable and θ."""
 
 
-def save(optimizer: Powerprop) -> dict[str, Any]:
+def save(optimizer: Wrapper) -> dict[str, Any]:
     """The base optimiser's state dict with our part in the state of every weight."""
     state = _usual(optimizer, optimizer.base.state_dict())
     keys = _keys(state["param_groups"], optimizer)
@@ -56,7 +71,7 @@ def save(optimizer: Powerprop) -> dict[str, Any]:
     return {**state, "state": entries}
 
 
-def load(optimizer: Powerprop, state: Mapping[str, Any]) -> None:
+def load(optimizer: Wrapper, state: Mapping[str, Any]) -> None:
     """Load the base optimiser's state, the sparsifier's and the masks, or nothing at all."""
     _check(optimizer, state)
     found, masters = _our_parts(optimizer, state), optimizer.masters
@@ -79,7 +94,7 @@ def load(optimizer: Powerprop, state: Mapping[str, Any]) -> None:
 class State(UserDict[Any, Any]):
     """`Powerprop.state`: the base optimiser's; what is read of a weight shows our part too; writing leaves that."""
 
-    def __init__(self, optimizer: Powerprop) -> None:
+    def __init__(self, optimizer: Wrapper) -> None:
         self.data, self._optimizer = optimizer.base.state, optimizer
 
     def __getitem__(self, param: Any) -> Any:
@@ -106,7 +121,7 @@ class _Both(ChainMap[str, Any]):
 # --- our part, weight by weight ---------------------------------------------------------------------------------------
 
 
-def _part(optimizer: Powerprop, name: str) -> Entry:
+def _part(optimizer: Wrapper, name: str) -> Entry:
     weight, sparsify = optimizer.masters[name], optimizer.sparsify
     kept = [x is not None for x in (weight.kept, weight.active, weight.trainable)]
     part = {HEADER: torch.tensor([*kept, *weight.param.shape], dtype=torch.float64, device="cpu")}
@@ -156,7 +171,7 @@ def _tensor(weight: WeightState, part: Mapping[str, Any], key: str) -> Tensor:
     return value
 
 
-def _our_parts(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _our_parts(optimizer: Wrapper, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Our part by the name of the weight: of all weights that need one, or of none if the state is a plain one."""
     keys, masters = _keys(state["param_groups"], optimizer), optimizer.masters
     names = {keys[id(p)]: n for n, p in optimizer.model.named_parameters() if id(p) in keys}
@@ -180,7 +195,7 @@ def _our_parts(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Mapp
 # --- the sparsifier's part --------------------------------------------------------------------------------------------
 
 
-def _holder(optimizer: Powerprop) -> str:
+def _holder(optimizer: Wrapper) -> str:
     """The weight whose state holds the sparsifier's."""
     masters = optimizer.masters
     return next((n for n, m in masters.items() if m.param.requires_grad), next(iter(masters)))
@@ -209,7 +224,7 @@ def _sparsifier_part(state: Mapping[str, Any]) -> Entry:
     return {SPARSIFY: text, **{f"{SPARSIFY}_{key}": tensor for key, tensor in tensors.items()}}
 
 
-def _sparsifier_state(optimizer: Powerprop, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _sparsifier_state(optimizer: Wrapper, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The state that the sparsifier gave, put together again."""
     holders = [part for part in found.values() if SPARSIFY in part]
     if found and bool(holders) != (optimizer.sparsify is not None):
@@ -229,7 +244,7 @@ def _sparsifier_state(optimizer: Powerprop, found: Mapping[str, Mapping[str, Any
 # --- the base optimiser's part ----------------------------------------------------------------------------------------
 
 
-def _check(optimizer: Powerprop, state: Mapping[str, Any]) -> None:
+def _check(optimizer: Wrapper, state: Mapping[str, Any]) -> None:
     if missing := [key for key in ("state", "param_groups") if key not in state]:
         raise ValueError(f"an optimiser's state has 'state' and 'param_groups', this one lacks {', '.join(missing)}")
     have, want = ([len(group["params"]) for group in each] for each in (state["param_groups"], optimizer.param_groups))
@@ -242,7 +257,7 @@ def _check(optimizer: Powerprop, state: Mapping[str, Any]) -> None:
         )
 
 
-def _usual(optimizer: Powerprop, state: dict[str, Any]) -> dict[str, Any]:
+def _usual(optimizer: Wrapper, state: dict[str, Any]) -> dict[str, Any]:
     """The usual form, around the state of an optimiser that has a form of its own (Lookahead, for one)."""
     if "param_groups" in state:
         return state
@@ -252,7 +267,7 @@ def _usual(optimizer: Powerprop, state: dict[str, Any]) -> dict[str, Any]:
     return {"state": {}, "param_groups": groups, "base": state}
 
 
-def _plain(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(optimizer: Wrapper, state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict for the base optimiser alone; groups of a plain optimiser's state keep the α that they have."""
     key = optimizer.alpha_key
     pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
@@ -266,7 +281,7 @@ def _plain(optimizer: Powerprop, state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "state": entries, "param_groups": groups}
 
 
-def _keys(saved: list[dict[str, Any]], optimizer: Powerprop) -> dict[int, Any]:
+def _keys(saved: list[dict[str, Any]], optimizer: Wrapper) -> dict[int, Any]:
     """The key in a saved state of every parameter, by the parameter's id."""
     pairs = [zip(s["params"], g["params"], strict=True) for s, g in zip(saved, optimizer.param_groups, strict=True)]
     return {id(param): key for pair in pairs for key, param in pair}

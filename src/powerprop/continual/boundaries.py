@@ -37,6 +37,10 @@ class ChangePointDetector:
     mean, strength, shape, scale: the normal-gamma prior of a run's mean (known as well as from `strength`
         observations) and of its variance (about `scale / shape`).
     longest: run lengths beyond this share one place; memory and time per observation stay constant.
+
+    Examples:
+        >>> detector = continual.ChangePointDetector()
+        >>> probability = detector.update(0.3)
     """
 
     def __init__(

@@ -130,6 +130,10 @@ def combine(*strategies: type) -> type:
     """A class that does what all these strategies do; arguments are those of all of them.
 
     Those that two of them have by the same name are given by part: `options={EWC: {"strength": 100.0}, …}`.
+
+    Examples:
+        >>> Both = continual.combine(continual.EWC, continual.ER)
+        >>> learner = Both(model, sgd, steps=20)
     """
     if len(strategies) < 2:
         raise TypeError(f"combine takes two or more strategies, got {len(strategies)}")

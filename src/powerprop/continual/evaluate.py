@@ -25,6 +25,11 @@ def accuracy_on(learner: Strategy, task: Task, scenario: Scenario, part: Part | 
 
     For objectives without classes it is their score, which is task-incremental: the task is given.
     options: further arguments of the learner's `predict`, such as the size of the groups that share a task.
+
+    Examples:
+        >>> learner = continual.Naive(model, sgd, steps=20)
+        >>> learner.learn(task := continual.make_task((x, y), test=(x, y)))
+        >>> accuracy = continual.accuracy_on(learner, task, "task-incremental")
     """
     check_scenario(scenario)
     x, y = task.test() if part is None else part
@@ -51,6 +56,11 @@ class Accuracies:
     """R[i, j], the test accuracy on task j after learning task i, in one named scenario; NaN where not measured.
 
     rows: one list per task learned, of as many values as tasks were evaluated.
+
+    Examples:
+        >>> R = continual.Accuracies("task-incremental", [[0.9, float("nan")], [0.8, 0.9]])
+        >>> round(R.average(), 2), round(R.forgetting(), 2)
+        (0.85, 0.1)
     """
 
     scenario: Scenario
@@ -120,6 +130,10 @@ def learn_stream(
     future: evaluate tasks before they are learned too, as forward transfer needs it. Methods that mask have no
         sub-network for them yet: their forward transfer is domain-incremental, from the sub-network that is surest.
     options: further arguments of the learner's `predict`.
+
+    Examples:
+        >>> stream = [continual.make_task((x, y), test=(x, y), index=t) for t in range(2)]
+        >>> found = continual.learn_stream(continual.Naive(model, sgd, steps=20), stream)
     """
     if checkpoint is not None and Path(checkpoint).exists():
         learner.load(checkpoint)

@@ -139,6 +139,12 @@ class GEM(Replay):
 
     margin: the least v, where any constraint is broken.
     rehearsed: examples of each task for its gradient; None takes all that are in the memory.
+
+    Examples:
+        >>> learner = continual.GEM(model, sgd, memory=100, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     default_rate: ClassVar[Rate] = "paper"
@@ -180,6 +186,12 @@ class AGEM(Replay):
     that of plain training.
 
     Reference: Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019.
+
+    Examples:
+        >>> learner = continual.AGEM(model, sgd, memory=100, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     default_rate: ClassVar[Rate] = "paper"

@@ -191,6 +191,12 @@ class DGR(GenerativeReplay):
     vae: a generator of your own, with `encode`, `decode` and `latent` like a `VAE`, to be given again to a file.
     hidden, latent: otherwise one is made of these widths.
     vae_lr: of its Adam.
+
+    Examples:
+        >>> learner = continual.DGR(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     task_state: ClassVar[tuple[str, ...]] = ("vae_before", "vae_optimizer")

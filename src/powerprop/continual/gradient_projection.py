@@ -147,6 +147,12 @@ class GPM(Projection):
     growth: what is added to ε with every task.
     samples: so many inputs of a task, evenly spaced, stand for all of them; fewer than twice as many are taken.
     Further arguments are those of `Strategy`.
+
+    Examples:
+        >>> learner = continual.GPM(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     def __init__(
@@ -203,6 +209,12 @@ class OWM(Projection):
     ridge: α_0, how little one mean counts.
     decay: λ, by which α falls in the course of a task's batches.
     Further arguments are those of `Strategy`; `batch_size` is also that of the means.
+
+    Examples:
+        >>> learner = continual.OWM(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     def __init__(

@@ -155,6 +155,12 @@ class HAT(Strategy):
     gate_lr: learning rate of the embeddings; by default that of the optimiser's first group.
     inputs: the layers that see the inputs of the network, which have no gates; by default the first.
     Further arguments are those of `Strategy`. With `clip`, the gradients of the embeddings count, which are large.
+
+    Examples:
+        >>> learner = continual.HAT(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "keeps answers", "sees layers", "starts anew")

@@ -104,6 +104,12 @@ class ICaRL(Distilling, Replay):
     memory: exemplars of all classes together; None keeps all data.
     loss_weight: of the loss that exemplars have.
     Further arguments are those of `Replay`.
+
+    Examples:
+        >>> learner = continual.ICaRL(model, sgd, memory=100, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "fills memory", "asks before")

@@ -204,6 +204,9 @@ def diagonal_fisher(
         (`Objective.natural`, `Objective.information`), and with "empirical" the square of the gradient of their loss.
     model: the module as the task sees it; by default itself.
     generator: draws labels, on the CPU.
+
+    Examples:
+        >>> fisher = continual.diagonal_fisher(model, batches, continual.Classification(), labels="expected")
     """
     check_labels(labels)
 

@@ -32,6 +32,12 @@ def load_learner(
     optimizer, objective: by default those of the file; one that is not torch's, or a function of your own, must be
         given again.
     options: further arguments to make the learner with, such as `schedule`, or others than in the file.
+
+    Examples:
+        >>> learner = continual.EWC(model, sgd, steps=20)
+        >>> learner.learn((x, y))
+        >>> learner.save("learner.safetensors")
+        >>> learner = continual.load_learner("learner.safetensors", model)
     """
     tensors, data = saving.read_learner(path)
     identity, saved = data["identity"], dict(data["options"])

@@ -66,6 +66,12 @@ class LwF(Distilling):
     strength: λ. As the terms are as many as earlier tasks, 1 weighs the task in hand by 1/t of the whole.
     temperature: T.
     Further arguments are those of `Strategy`; the objective must be a `Classification`.
+
+    Examples:
+        >>> learner = continual.LwF(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once",)

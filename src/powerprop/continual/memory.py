@@ -24,6 +24,9 @@ class Memory:
     equal: every task has the same number of examples, capacity // tasks; otherwise every example that went by is as
         likely to be here as any other, and large tasks have more.
     beside: so many tensors that are kept with every example without being part of its batch.
+
+    Examples:
+        >>> memory = continual.Memory(100)
     """
 
     def __init__(self, capacity: int | None, equal: bool = False, beside: int = 0) -> None:

@@ -159,6 +159,10 @@ class Classification(Objective):
     among: the outputs that a class is told from, where they count those of the stream: "all" of them, or those of the
         classes that were "seen" so far, as Hsu et al. (2018) and van de Ven & Tolias (2019) learn them. What a class
         that is yet to come answers is not learned then.
+
+    Examples:
+        >>> objective = continual.Classification(label_smoothing=0.1)
+        >>> learner = continual.EWC(model, sgd, objective=objective)
     """
 
     mixes_tasks = True

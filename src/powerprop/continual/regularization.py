@@ -139,6 +139,12 @@ class EWC(Quadratic):
         outputs are saturated, such as pixels that are always black, the information is next to nothing and the
         parabola lets the weights go far beyond where it holds; 0 is the published method.
     Further arguments are those of `Quadratic`.
+
+    Examples:
+        >>> learner = continual.EWC(model, sgd, strength=100.0, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     def __init__(
@@ -177,6 +183,12 @@ class Laplace(EWC):
 
     decay: γ ≤ 1, by which earlier tasks fade.
     Further arguments are those of `EWC`.
+
+    Examples:
+        >>> learner = continual.Laplace(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     def __init__(
@@ -201,6 +213,12 @@ class MAS(Quadratic):
 
     mean: take the mean of the squared outputs instead of their sum ‖f‖², so that the penalty does not grow with them.
     Further arguments are those of `Quadratic`.
+
+    Examples:
+        >>> learner = continual.MAS(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     def __init__(
@@ -227,6 +245,12 @@ class SI(Quadratic):
 
     xi: ξ, which keeps weights that hardly moved from having an importance without bound.
     Further arguments are those of `Quadratic`.
+
+    Examples:
+        >>> learner = continual.SI(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     task_state: ClassVar[tuple[str, ...]] = ("_path", "_start")

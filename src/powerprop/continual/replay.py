@@ -93,6 +93,12 @@ class ER(Replay):
     fill: when examples go into the memory: at the "end" of a task, so that no example of the task in hand is rehearsed;
         or with every "step", from the batch that it shows, as an online stream asks for: `step(loss, batch)`, and
         `end()` needs no data.
+
+    Examples:
+        >>> learner = continual.ER(model, sgd, memory=100, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("fills memory",)
@@ -133,6 +139,12 @@ class PerfectMemory(Replay):
     All tasks count alike; the network goes on from task to task.
 
     Reference: Wołczyk et al., Continual World, NeurIPS 2021.
+
+    Examples:
+        >>> learner = continual.PerfectMemory(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss")
@@ -154,6 +166,12 @@ class JointTraining(PerfectMemory):
     in the current batch. Nothing of the order of tasks is left after it. A step in the t-th task costs t times as much.
 
     rehearsed: examples of each earlier task for a step.
+
+    Examples:
+        >>> learner = continual.JointTraining(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("rewrites weights", "starts anew")
@@ -196,6 +214,12 @@ class DER(Replay):
 
     strength: a.
     Further arguments are those of `Replay`.
+
+    Examples:
+        >>> learner = continual.DER(model, sgd, memory=100, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("fills memory",)
@@ -263,6 +287,12 @@ class DERpp(DER):
 
     labels_strength: b.
     Further arguments are those of `DER`.
+
+    Examples:
+        >>> learner = continual.DERpp(model, sgd, memory=100, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     def __init__(

@@ -82,6 +82,13 @@ class Strategy:
     clip: the largest norm of the gradient while all weights are trained; of a fraction of them, its root times that. A
         new task starts with the large weights of all tasks before it, so that its first gradients can be far larger
         than the later ones.
+
+    Examples:
+        >>> learner = continual.EWC(model, sgd)
+        >>> learner.begin(0)
+        >>> for inputs, labels in batches:
+        ...     loss = learner.step(torch.nn.functional.cross_entropy(model(inputs), labels))
+        >>> learner.end(batches)
     """
 
     traits: ClassVar[tuple[str, ...]] = ()
@@ -569,7 +576,14 @@ class Strategy:
 
 
 class Naive(Strategy):
-    """Fine-tuning from task to task without any protection: the baseline that forgets."""
+    """Fine-tuning from task to task without any protection: the baseline that forgets.
+
+    Examples:
+        >>> learner = continual.Naive(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
+    """
 
 
 def check_least(**arguments: tuple[float, float]) -> None:

@@ -101,6 +101,9 @@ def make_task(
     index: the place in the stream; a learner takes tasks in the order of their indices, from 0.
     classes: the number of each class in the whole stream; by default the task's own labels. Class-incremental
         evaluation needs numbers that no two tasks share. Targets other than integers (N,) have none.
+
+    Examples:
+        >>> task = continual.make_task((x, y), index=0)
     """
     name = name or f"task {index}"
     given = {"train": train, "validation": validation, "test": test}

@@ -94,6 +94,12 @@ class VCL(Strategy):
     protect: name patterns of the parameters that have a distribution, such as `"shared.*"`; by default all. The others
         are trained as they are.
     Further arguments are those of `Strategy`.
+
+    Examples:
+        >>> learner = continual.VCL(model, sgd, examples=len(x), steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "fills the loss", "starts anew")

@@ -47,6 +47,10 @@ class Plan:
     batch, threads: what was measured at.
     times: seconds of a call of each network that was tried.
     removed: dead units by layer.
+
+    Examples:
+        >>> plan = pp.export.sparse(model, x).plan
+        >>> fast = pp.export.sparse(model, x, plan=plan)    # the same choices, nothing measured
     """
 
     network: str

@@ -89,6 +89,10 @@ def save(model: nn.Module, path: str | Path, plan: Plan | None = None) -> Sizes:
     once. The file is written atomically, holds a checksum of its content, and nothing in it is ever executed.
 
     plan: of an export (`exported.plan`), to be followed where the file is read: see `powerprop.export.load`.
+
+    Examples:
+        >>> masks = pp.prune(model, 0.9)
+        >>> sizes = pp.save(model, "net.safetensors")
     """
     return write(model.state_dict(), path, plan)
 
@@ -97,13 +101,22 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     """Put what `save` wrote into a model of the same structure, and return it.
 
     A damaged or foreign file, and a model with other names, shapes or types, are errors; the model stays as it was.
+
+    Examples:
+        >>> sizes = pp.save(model, "net.safetensors")
+        >>> model = pp.load("net.safetensors", model)
     """
     _load(path, model)
     return model
 
 
 def load_sparse(path: str | Path, model: nn.Module, example: Any) -> Exported:
-    """Read a file into a model and export it by the plan in the file; without a plan it is measured here."""
+    """Read a file into a model and export it by the plan in the file; without a plan it is measured here.
+
+    Examples:
+        >>> sizes = pp.save(model, "net.safetensors", plan=pp.export.sparse(model, x).plan)
+        >>> fast = pp.export.load("net.safetensors", model, x)
+    """
     return sparse(model, example, plan=_load(path, model).plan)
 
 

@@ -29,7 +29,12 @@ SPARSE_ENOUGH = 0.5
 
 
 def choose(dense: float, sparse: float | None, margin: float = MARGIN) -> str:
-    """The rule: "sparse" if its time is at most margin · the dense time, else "dense"; None is "has no sparse form"."""
+    """The rule: "sparse" if its time is at most margin · the dense time, else "dense"; None is "has no sparse form".
+
+    Examples:
+        >>> pp.export.choose(dense=1.0, sparse=0.5)
+        'sparse'
+    """
     return "sparse" if sparse is not None and sparse <= margin * dense else "dense"
 
 
@@ -44,6 +49,11 @@ def sparse(model: nn.Module, example: Any, *, plan: Plan | None = None, margin: 
     example: an input, a tuple of arguments, or a dict of named ones, of the batch size to be fast at.
     plan: of an earlier export: its choices are followed and nothing is measured.
     margin: the rule, see `choose`: sparse if sparse time <= margin · dense time.
+
+    Examples:
+        >>> fast = pp.export.sparse(model, x)
+        >>> torch.allclose(fast(x), model(x), atol=1e-5)
+        True
     """
     if not 0 < margin <= 1:
         raise ValueError(f"margin must be in (0, 1], got {margin!r}")

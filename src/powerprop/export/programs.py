@@ -30,12 +30,19 @@ def smaller(model: nn.Module, example: Any) -> nn.Module:
     """The network with batch norms folded and dead units removed, as a plain dense module that takes tensors alone.
 
     A model that is not one graph comes back as a copy.
+
+    Examples:
+        >>> small = pp.export.smaller(model, x)
     """
     return _smaller(model, example)[0]
 
 
 def program(model: nn.Module, example: Any) -> ExportedProgram:
-    """The smaller network as a `torch.export` program, for any batch size if the model allows it."""
+    """The smaller network as a `torch.export` program, for any batch size if the model allows it.
+
+    Examples:
+        >>> program = pp.export.program(model, x)
+    """
     network, call = _smaller(model, example)
     with _quiet():
         return torch.export.export(network, call.args, call.kwargs, dynamic_shapes=_dynamic(call, network))
@@ -46,6 +53,9 @@ def onnx(model: nn.Module, example: Any, path: str | Path) -> int:
 
     The file is run by onnxruntime on the example and must give the model's outputs, or nothing is written. Returns its
     bytes. Needs `pip install 'powerprop[onnx]'`.
+
+    Examples:
+        >>> size = pp.export.onnx(model, x, "net.onnx")
     """
     network, call = _smaller(model, example)
     _require_onnx()

@@ -86,7 +86,11 @@ def _check_sources(library: ctypes.CDLL, path: Path) -> None:
 
 
 def backend() -> str:
-    """What moves the weights, and why, in one line."""
+    """What moves the weights, and why, in one line.
+
+    Examples:
+        >>> line = pp.backend()    # "kernel: ... for float32 weights on a CPU, torch elsewhere"
+    """
     return _loaded()[1]
 
 

@@ -43,6 +43,12 @@ def sparse_compute(
     batch: the number of rows that a layer meets in a step, to measure with: batch size, times tokens.
     layers: name patterns of the weights that compute sparsely, whether it pays or not; by default those that are
         measured to be faster.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, sparsify=pp.Static(0.9))
+        >>> report = pp.sparse_compute(model, optimizer, layers=["0.*"])
+        >>> model(x).shape
+        torch.Size([128, 4])
     """
     if not isinstance(optimizer, Powerprop):
         raise TypeError(f"sparse compute needs masks: optimizer must be a Powerprop, got {type(optimizer).__name__}")

@@ -137,7 +137,13 @@ class SparseLinear(nn.Linear):
 
 
 def densify(model: nn.Module) -> None:
-    """Turn all layers of a model, and what its optimiser keeps of them, back to their dense form, for good."""
+    """Turn all layers of a model, and what its optimiser keeps of them, back to their dense form, for good.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, sparsify=pp.Static(0.9))
+        >>> report = pp.sparse_compute(model, optimizer, layers=["0.*"])
+        >>> pp.densify(model)
+    """
     for layer in [m for m in model.modules() if isinstance(m, SparseLinear)]:
         if isinstance(layer, SparseLinear):  # an owner ends for all of its layers at once
             layer.densify() if layer.owner is None else layer.owner.end()

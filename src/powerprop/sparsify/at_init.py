@@ -15,7 +15,13 @@ __all__ = ["SNIP", "Static"]
 
 @dataclass(eq=False)
 class Static(Method):
-    """A random mask, fixed for all of training: the baseline that every dynamic method must beat."""
+    """A random mask, fixed for all of training: the baseline that every dynamic method must beat.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.Static(0.9))
+        >>> round(optimizer.active.sparsity(), 2)
+        0.9
+    """
 
     label: ClassVar[str] = "Static"
     look: ClassVar[tuple[str, str]] = ("slate", "v")
@@ -29,6 +35,9 @@ class SNIP(Method):
 
     The first step is the masking; no weight moves in it. All weights are ranked together unless `distribution` says
     otherwise.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.SNIP(0.9))    # masks: at the first step
     """
 
     label: ClassVar[str] = "SNIP"

@@ -33,6 +33,9 @@ class DSR(SET):
 
     fraction: N as a fraction of the kept weights; constant, or a schedule.
     threshold: the first H.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.DSR(0.9, steps=1_000))
     """
 
     label: ClassVar[str] = "DSR"

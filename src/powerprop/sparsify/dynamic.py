@@ -37,6 +37,11 @@ class SET(Method):
     interval: steps between mask updates.
     fraction: of each layer's weights to drop, falling to 0 along a cosine; or a schedule of it.
     stop: when the masks stay for good: a step, or a fraction of `steps`.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.SET(0.9, steps=1_000))
+        >>> round(optimizer.active.sparsity(), 2)
+        0.9
     """
 
     label: ClassVar[str] = "SET"
@@ -181,6 +186,11 @@ class RigL(SET):
         drop the smallest |w|, grow the largest |∂L/∂w|
 
     The gradient is the dense one of the plain weight, ∂L/∂w, also for α > 1: ∂L/∂φ vanishes where φ does.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.RigL(0.9, distribution="erk", steps=1_000))
+        >>> round(optimizer.active.sparsity(), 2)
+        0.9
     """
 
     label: ClassVar[str] = "RigL"
@@ -212,6 +222,9 @@ class SNFS(SET):
 
     The base optimiser's momentum serves if it keeps one; otherwise an average of the gradients is kept here, which
     costs a pass over them at every step. Layers with a rule of their own in `layers` keep their count.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.SNFS(0.9, steps=1_000))
     """
 
     label: ClassVar[str] = "SNFS"

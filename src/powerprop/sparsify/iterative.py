@@ -31,6 +31,9 @@ class IterativePruning(Method):
     start, stop: when pruning begins and when it is done: steps, or fractions of `steps`. Only steps taken count:
         leave room after `stop` for those that a `GradScaler` skips, or training ends before the asked sparsity.
     interval: between prunings: steps, or a fraction of `steps`; by default the paper's 2,000 of 32,000.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.IterativePruning(0.9, steps=1_000))
     """
 
     label: ClassVar[str] = "Iterative pruning"

@@ -97,7 +97,12 @@ def magnitude_masks(
     model: nn.Module, sparsity: float, distribution: str = "uniform", layers: Layers | None = None,
     where: Where | None = None, pattern: str | None = None,
 ) -> Masks:  # fmt: skip
-    """The masks that `prune` would apply: TopK(|θ|), nothing changed yet."""
+    """The masks that `prune` would apply: TopK(|θ|), nothing changed yet.
+
+    Examples:
+        >>> pp.magnitude_masks(model, 0.9)["0.weight"].float().mean()
+        tensor(0.1000)
+    """
     weights = select(model, where)
     if shapeless := [n for n, p in weights.items() if isinstance(p, UninitializedParameter)]:
         raise ValueError(f"{shapeless[0]!r} has no shape yet: run one forward pass first")
@@ -127,6 +132,11 @@ def prune(
         block with the inputs of the blocks already pruned. A layer keeps as many weights as magnitudes would leave it.
     data: for these two, a finite number of batches: inputs, (inputs, labels, …) or mappings of keywords, as Hugging
         Face's. Every position counts, padding too.
+
+    Examples:
+        >>> masks = pp.prune(model, 0.9, layers={"2.weight": pp.half})
+        >>> round(pp.sparsity(model)["0.weight"], 2)
+        0.9
     """
     if criterion != "magnitude" and criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of magnitude, {', '.join(CRITERIA)}, got {criterion!r}")
@@ -157,7 +167,13 @@ class Sparsity(dict[str, float]):
 
 
 def sparsity(model: nn.Module, where: Where | None = None) -> Sparsity:
-    """The fraction of weights that are exactly zero, per layer and in all (`.total`)."""
+    """The fraction of weights that are exactly zero, per layer and in all (`.total`).
+
+    Examples:
+        >>> masks = pp.prune(model, 0.5)
+        >>> pp.sparsity(model).total
+        0.5
+    """
     masks = Masks.nonzero(model, where)
     report = Sparsity({n: 1 - count(m) / max(1, math.prod(m.shape)) for n, m in masks.items()})
     report.total = masks.sparsity()

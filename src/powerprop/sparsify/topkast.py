@@ -37,6 +37,11 @@ class TopKAST(Method):
         used: they outgrow those that are, and the loss jumps at the next refresh. The papers' 100 needs large batches
         and low rates.
     freeze: when A and B stay for good: a step, or a fraction of `steps`; None is never.
+
+    Examples:
+        >>> optimizer = pp.Powerprop(base, model, alpha=1.5, sparsify=pp.TopKAST(0.9, backward_sparsity=0.5))
+        >>> round(optimizer.active.sparsity(), 2)
+        0.9
     """
 
     label: ClassVar[str] = "Top-KAST"

@@ -58,6 +58,9 @@ def sparsest(
         its size: P_s > (2 - γ)P.
     search: "linear" (the paper's), "binary", or "taylor", which looks around a guess.
     guess: a place in the grid.
+
+    Examples:
+        >>> found = continual.sparsest(lambda kept: 0.99 if kept >= 0.1 else 0.5, 0.99, continual.GRID, gamma=0.95)
     """
     check_among(search=(search, SEARCHES))
     asked = 0
@@ -192,6 +195,12 @@ class EfficientPackNet(Packing):
     least_free: the fraction of a layer that must be free for a task to be trained; by default 1%, and 10% with
         `reuse="output"`, where the free weights alone must carry a task while it is trained.
     Further arguments are those of `Packing`.
+
+    Examples:
+        >>> learner = continual.EfficientPackNet(model, sgd, alpha=1.375, gamma=0.9, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     task_state: ClassVar[tuple[str, ...]] = ("_supermask",)

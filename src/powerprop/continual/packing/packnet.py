@@ -171,6 +171,12 @@ class PackNet(Packing):
 
     total_tasks: the number of tasks T, which must be known; every layer needs as many weights.
     Further arguments are those of `Packing`.
+
+    Examples:
+        >>> learner = continual.PackNet(model, sgd, total_tasks=2, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     open_ended: ClassVar[bool] = False

@@ -132,6 +132,12 @@ class SupSup(SubnetworkStrategy):
     distribution: "uniform" keeps the same fraction of each layer, "erk" more of small ones.
     weights: "signed" makes them ±√(2 / inputs) with the signs that they have; "given" leaves the model's as they are.
     Further arguments are those of `Strategy`. α > 1 is refused: no weight is trained.
+
+    Examples:
+        >>> learner = continual.SupSup(model, sgd, steps=20)
+        >>> for task in tasks:
+        ...     learner.learn(task)
+        >>> labels = learner.predict(x, task=0).label
     """
 
     traits: ClassVar[tuple[str, ...]] = ("once", "trains no weight", "keeps answers", "starts anew")
