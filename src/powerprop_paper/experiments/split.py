@@ -164,7 +164,7 @@ PERMUTED = {
 }  # fmt: skip
 
 ROTATED = {name: replace(preset, stream="rotated") for name, preset in PERMUTED.items()}
-ROTATED["smoke"] = replace(ROTATED["smoke"], gamma=0.6, frugal_gamma=0.6, retrain_steps=12, search="binary")
+ROTATED["smoke"] = replace(ROTATED["smoke"], gamma=0.6, frugal_gamma=0.6, steps=40, retrain_steps=12, search="binary")
 
 SPLIT = {
     "smoke": replace(
