@@ -131,6 +131,15 @@ def test_a_rate_that_spoils_the_dense_network_is_passed_over() -> None:
     assert oneshot.choose(replace(SMALL, tolerance=0.007), PLAIN, tuning).lr == 0.5
 
 
+def test_all_methods_are_held_to_the_best_dense_network_of_the_table() -> None:
+    near, far = row(SQUARE, rate(0.1), 0, [0.1, 0.5, 0.978]), row(SQUARE, rate(0.5), 0, [0.6, 0.9, 0.974])
+    plain = row(PLAIN, rate(0.1), 0, [0.1, 0.5, 0.98])
+    assert oneshot.choose(SMALL, SQUARE, Rows([near, far])).lr == 0.5, "within half a point of its own best"
+    assert oneshot.choose(SMALL, SQUARE, Rows([plain, near, far])).lr == 0.1, "not of the table's"
+    worse = row(PLAIN, rate(0.1), 0, [0.1, 0.5, 0.999])
+    assert oneshot.choose(SMALL, SQUARE, Rows([worse, near, far])).lr == 0.1, "none is near: its own best dense one"
+
+
 def test_diverged_candidates_are_not_chosen() -> None:
     tuning = Rows([row(PLAIN, rate(0.1), 0, None), row(PLAIN, rate(0.5), 0, [0.1, 0.1, 0.1])])
     assert oneshot.choose(SMALL, PLAIN, tuning).lr == 0.5

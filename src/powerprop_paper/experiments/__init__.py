@@ -149,11 +149,13 @@ def learn_tasks(
 
 def best(
     what: str, tried: Mapping[C, Rows], score: Callable[[Rows], float], *, dense: Callable[[Rows], float] | None = None,
-    tolerance: float = 0.0,
+    tolerance: float = 0.0, top: float | None = None,
 ) -> C:  # fmt: skip
     """The candidate with the highest score among those whose dense score is within `tolerance` of the best dense one.
 
     One with a run that diverged is passed over; with one candidate there is no choice, and nothing need be tried.
+    top: the best dense score of a whole table, in place of that of these candidates; if none is near it, the best dense
+        one is taken.
     """
     if len(tried) == 1:
         return next(iter(tried))
@@ -162,7 +164,9 @@ def best(
         raise RunError(f"{what} diverged with everything that was tried: {', '.join(map(str, tried))}")
     if dense is not None:
         known = {each: dense(rows) for each, rows in whole.items()}
-        whole = {each: rows for each, rows in whole.items() if known[each] >= max(known.values()) - tolerance}
+        own = max(known.values())
+        limit = min(own, (own if top is None else top) - tolerance)
+        whole = {each: rows for each, rows in whole.items() if known[each] >= limit}
     return max(whole, key=lambda each: score(whole[each]))
 
 
