@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -48,6 +48,9 @@ def test_a_regrowth_by_hand() -> None:
     levels=st.sampled_from([2, 5, 10**6]),
     seed=st.integers(0, 10**6),
 )
+@example(
+    rows=8, columns=35, density=1.0, kept=0.5, share=0.5, heights=[1], levels=10**6, seed=0
+)  # more than the first block has, and the second block's guess is above some of these
 def test_it_chooses_what_a_ranking_of_the_whole_matrix_would(
     compiled: bool,
     rows: int,

@@ -81,8 +81,9 @@ def largest(
         inside = without[np.searchsorted(without, start) : np.searchsorted(without, start + flat.numel())] - start
         numbers = flat.numpy()
         numbers[inside] = np.nan
-        here = _above(numbers, _guess(numbers, count) if found.size < count else threshold)
-        if found.size + here.size < count:  # the guess was too high
+        size = _guess(numbers, count) if found.size < count else threshold
+        here = _above(numbers, size)
+        if np.count_nonzero(np.abs(found) >= size) + here.size < count:  # the guess was too high
             here = _above(numbers, threshold)
         at, found = np.concatenate([at, start + here]), np.concatenate([found, numbers[here]])
         if found.size > count:
