@@ -7,7 +7,7 @@ from layer to layer as [features, batch], seen by everybody else as the (batch, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,14 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None]
 __all__ = ["Owner", "Record", "SparseLinear", "densify"]
 
 
-class Owner:
+class Owner(Protocol):
     """What has a part in a layer's form beside the layer itself: an optimiser with its memory of the weights."""
 
     def release(self, layer: SparseLinear) -> None:
         """Make the layer dense."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Make all layers dense, for good."""
-        raise NotImplementedError
 
 
 class Record:

@@ -25,7 +25,6 @@ from powerprop_paper.pages import Column, Headline, Page, Percent, Section, Tabl
 from powerprop_paper.report import Mean
 from powerprop_paper.run import Experiment, Progress, Row, Rows, Run
 from powerprop_paper.settings import EachOnce, Positive, Range, Seeds, Settings, require
-from powerprop_paper.train import fit
 
 MOST = 5.0
 """No rule takes α beyond."""
@@ -190,12 +189,7 @@ def train(cfg: Config, folder: Path, progress: Progress, network: NetworkName, r
     optimizer = pp.Powerprop(MAKERS[SETTINGS[network][0]](groups, SETTINGS[network][1]), problem.model)
     kind, value = parse(rule)
     choice = choose(optimizer, kind, value, steps)
-    schedule = problem.schedule
-    fit(
-        problem.model, optimizer, problem.batches, steps, loss=problem.loss, clip=problem.clip,
-        schedule=None if schedule is None else lambda step: schedule(step / steps),
-        progress=lambda step, values: progress(step / steps, values),
-    )  # fmt: skip
+    problem.train(optimizer, steps, progress)
     found, dense = [problem.measure(problem.model)], problem.model.state_dict()
     dense = {name: value.clone() for name, value in dense.items()}
     for sparsity in cfg.sparsities:

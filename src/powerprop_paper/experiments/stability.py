@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Adam, AdamW, Muon, Optimizer, RMSprop
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 import powerprop as pp
 from powerprop.select import select
@@ -24,7 +24,7 @@ from powerprop_paper.data import Windows
 from powerprop_paper.experiments import language
 from powerprop_paper.experiments.language import LanguageSettings
 from powerprop_paper.pages import Column, Headline, Page, Section, Table, Value
-from powerprop_paper.run import Experiment, Progress, Rows, Run
+from powerprop_paper.run import Experiment, Progress, Rows, Run, RunError
 from powerprop_paper.settings import EachOnce, Positive, Powers, Seeds, Settings, Share
 from powerprop_paper.train import evaluate, fit
 
@@ -42,7 +42,7 @@ MAKERS: dict[Optimiser, Callable[[list[nn.Parameter], float], Optimizer]] = {
     "Adam": lambda p, lr: Adam(p, lr),
     "AdamW": lambda p, lr: AdamW(p, lr, weight_decay=0.01),
     "RMSprop": lambda p, lr: RMSprop(p, lr),
-    "Muon": lambda p, lr: Muon(p, lr, weight_decay=0.01),
+    "Muon": lambda p, lr: torch.optim.Muon(p, lr, weight_decay=0.01),
 }
 
 
@@ -60,6 +60,15 @@ class Problem(NamedTuple):
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     clip: float | None = None
     schedule: Callable[[float], float] | None = None
+
+    def train(self, optimizer: Optimizer, steps: int, progress: Progress) -> None:
+        """So many steps of an optimiser of the model."""
+        schedule = self.schedule
+        fit(
+            self.model, optimizer, self.batches, steps, loss=self.loss, clip=self.clip,
+            schedule=None if schedule is None else lambda step: schedule(step / steps),
+            progress=lambda step, values: progress(step / steps, values),
+        )  # fmt: skip
 
 
 class Network(NamedTuple):
@@ -190,12 +199,7 @@ def train(
     """
     problem, steps = NETWORKS[network].make(seed), cfg.steps_of(network)
     optimizer = pp.Powerprop(base_of(problem.model, optimiser, lr), problem.model, alpha)
-    schedule = problem.schedule
-    fit(
-        problem.model, optimizer, problem.batches, steps, loss=problem.loss, clip=problem.clip,
-        schedule=None if schedule is None else lambda step: schedule(step / steps),
-        progress=lambda step, values: progress(step / steps, values),
-    )  # fmt: skip
+    problem.train(optimizer, steps, progress)
     found = problem.measure(problem.model)
     fraction, where = problem.prune
     pp.prune(problem.model, fraction, where=where)
@@ -206,6 +210,8 @@ def base_of(model: nn.Module, optimiser: Optimiser, lr: float) -> Optimizer:
     """The optimiser; of Muon, which takes matrices alone, with AdamW for the rest after each step."""
     if optimiser != "Muon":
         return MAKERS[optimiser](list(model.parameters()), lr)
+    if not hasattr(torch.optim, "Muon"):
+        raise RunError(f"Muon came to torch.optim after torch {torch.__version__}: leave it out by --optimisers")
     matrices = list(select(model).values())
     base = MAKERS[optimiser](matrices, lr)
     rest = AdamW([p for p in model.parameters() if not any(p is m for m in matrices)], REST, weight_decay=0.01)

@@ -1,4 +1,4 @@
-"""For the site: what docstrings say of arguments becomes a table; equations that stand alone are shown as such."""
+"""For the reference on the site: what docstrings say of arguments becomes a table."""
 
 from __future__ import annotations
 
